@@ -89,7 +89,7 @@ class RowEnd(StrEnum):
     """Why a timeline row ends where it does."""
 
     OPEN = "OPEN"
-    SUPERSEDED = "SUPERSEDED"
+    REPLACED = "REPLACED"
     EXPIRED = "EXPIRED"
     INVALIDATED = "INVALIDATED"
     DEPRECATED = "DEPRECATED"
@@ -100,14 +100,14 @@ class SourceKind(StrEnum):
 
     COMMIT = "COMMIT"
     DIFF = "DIFF"
-    FILE = "FILE"
     PULL_REQUEST = "PULL_REQUEST"
+    ADR = "ADR"
+    PEP = "PEP"
     DOCUMENT = "DOCUMENT"
     CONVERSATION = "CONVERSATION"
-    ISSUE = "ISSUE"
-    TEST = "TEST"
+    FILE = "FILE"
     URL = "URL"
-    OTHER = "OTHER"
+    STATEMENT = "STATEMENT"
 
 
 class Stance(StrEnum):
@@ -205,7 +205,10 @@ CASCADING_MUTATIONS: Final = frozenset(
 
 
 class ProposalStatus(StrEnum):
-    """Where a proposal is in its life. Only PENDING and APPROVED can still change."""
+    """Where a proposal is in its life. Only PENDING and APPROVED can still change.
+
+    EXPIRED and CONFLICTED belong to proposals with a deadline and to conflict cases; no decision gives them yet.
+    """
 
     PENDING = "PENDING"
     APPROVED = "APPROVED"
@@ -225,25 +228,29 @@ class ContradictionRule(StrEnum):
     """What an open CONTRADICTS among the evidence does."""
 
     WARN = "WARN"
-    EXTRA_APPROVAL = "EXTRA_APPROVAL"
     BLOCK = "BLOCK"
 
 
-class AuditKind(StrEnum):
-    """What an audit entry records."""
+class AuditAction(StrEnum):
+    """What an audit entry records; ``refuse_*`` when it was asked for and not done."""
 
-    PROJECT_CREATED = "PROJECT_CREATED"
-    POLICY_SET = "POLICY_SET"
-    PROPOSED = "PROPOSED"
-    APPROVED = "APPROVED"
-    APPROVAL_REVOKED = "APPROVAL_REVOKED"
-    REJECTED = "REJECTED"
-    WITHDRAWN = "WITHDRAWN"
-    EXPIRED = "EXPIRED"
-    APPLIED = "APPLIED"
-    REFUSED = "REFUSED"
-    EVIDENCE_REGISTERED = "EVIDENCE_REGISTERED"
-    EVIDENCE_VERIFIED = "EVIDENCE_VERIFIED"
+    CREATE_PROJECT = "create_project"
+    UPDATE_POLICY = "update_policy"
+    PROPOSE = "propose"
+    APPROVE = "approve"
+    REVOKE_APPROVAL = "revoke_approval"
+    REJECT = "reject"
+    WITHDRAW = "withdraw"
+    APPLY = "apply"
+    REGISTER_EVIDENCE = "register_evidence"
+    RECORD_VERIFICATION = "record_verification"
+    REFUSE_UPDATE_POLICY = "refuse_update_policy"
+    REFUSE_PROPOSE = "refuse_propose"
+    REFUSE_APPROVE = "refuse_approve"
+    REFUSE_REVOKE_APPROVAL = "refuse_revoke_approval"
+    REFUSE_REJECT = "refuse_reject"
+    REFUSE_WITHDRAW = "refuse_withdraw"
+    REFUSE_APPLY = "refuse_apply"
 
 
 class RecordKind(StrEnum):
@@ -260,17 +267,16 @@ class RecordKind(StrEnum):
     VERIFICATION = "VERIFICATION"
     PROPOSAL = "PROPOSAL"
     APPROVAL = "APPROVAL"
+    COMMIT = "COMMIT"
     REVIEW_FLAG = "REVIEW_FLAG"
 
 
 class EventKind(StrEnum):
-    """Why a projection must look again."""
+    """Why the projection of a (family, branch) must be looked at again; the first that applies."""
 
     HEAD_CHANGED = "HEAD_CHANGED"
     RELATION_CHANGED = "RELATION_CHANGED"
-    EVIDENCE_CHANGED = "EVIDENCE_CHANGED"
     REVIEW_FLAGGED = "REVIEW_FLAGGED"
-    POLICY_CHANGED = "POLICY_CHANGED"
 
 
 class AdmissionOutcome(StrEnum):
@@ -281,3 +287,12 @@ class AdmissionOutcome(StrEnum):
     REJECTED = "REJECTED"
     DUPLICATE = "DUPLICATE"
     FAILED = "FAILED"
+
+
+class SignalKind(StrEnum):
+    """Usage of a memory or feedback on it."""
+
+    SHOWN = "SHOWN"
+    USED = "USED"
+    HELPFUL = "HELPFUL"
+    UNHELPFUL = "UNHELPFUL"

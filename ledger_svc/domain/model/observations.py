@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from ledger_svc.domain.model.fields import server_made
-from ledger_svc.domain.model.kinds import AdmissionOutcome, SourceKind
+from ledger_svc.domain.model.kinds import AdmissionOutcome, SignalKind, SourceKind
 from ledger_svc.domain.model.knowledge import Principal
 
 
@@ -47,3 +47,29 @@ class Admission:
     extractor: str
     recorded_by: Principal
     recorded_at: datetime
+    duplicate_of: str = ""
+    """Id of the family that says the same already."""
+    retryable: bool = False
+    """For FAILED: trying again may help."""
+    duplicate_of: str = ""
+    """Family that it duplicates."""
+    retryable: bool = False
+    """Trying again may help (FAILED)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Usage of a memory or feedback on it. Feeds ranking; never makes a proposal or a revision."""
+
+    SCHEMA: ClassVar[str] = "signal/1"
+
+    project_id: str
+    family_id: str
+    kind: SignalKind
+    happened_at: datetime
+    recorded_by: Principal
+    recorded_at: datetime
+    duplicate_of: str = ""
+    """Id of the family that says the same already."""
+    retryable: bool = False
+    """For FAILED: trying again may help."""
