@@ -6,7 +6,7 @@ proposal would do · ``governance`` policy, proposals, approvals, audit · ``cha
 "not yet", intervals are half-open.
 """
 
-from ledger_svc.domain.model.changes import ChangeSet, LedgerEvent, StoredReply
+from ledger_svc.domain.model.changes import ChangeSet, Commit, LedgerEvent, StoredReply
 from ledger_svc.domain.model.governance import (
     Approval,
     AuditEntry,
@@ -35,7 +35,7 @@ from ledger_svc.domain.model.kinds import (
     SOURCE_SCOPE,
     SYMMETRIC_KINDS,
     AdmissionOutcome,
-    AuditKind,
+    AuditAction,
     Category,
     ContradictionRule,
     EventKind,
@@ -48,6 +48,7 @@ from ledger_svc.domain.model.kinds import (
     Role,
     RowEnd,
     Scope,
+    SignalKind,
     SourceKind,
     Stance,
     Standing,
@@ -82,7 +83,7 @@ from ledger_svc.domain.model.mutations import (
     Unlink,
     Update,
 )
-from ledger_svc.domain.model.observations import Admission, Observation
+from ledger_svc.domain.model.observations import Admission, Observation, Signal
 
 __all__ = [
     "ACYCLIC_KINDS",
@@ -98,14 +99,15 @@ __all__ = [
     "Admission",
     "AdmissionOutcome",
     "Approval",
+    "AuditAction",
     "AuditEntry",
-    "AuditKind",
     "AuditTip",
     "AutoApprovalRule",
     "CancelSchedule",
     "Category",
     "CategoryPolicy",
     "ChangeSet",
+    "Commit",
     "Content",
     "ContradictionRule",
     "Create",
@@ -146,6 +148,8 @@ __all__ = [
     "RowPreview",
     "Scope",
     "SetExpiry",
+    "Signal",
+    "SignalKind",
     "Snapshot",
     "SourceKind",
     "Stance",

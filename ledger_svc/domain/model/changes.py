@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import ClassVar
 
 from ledger_svc.domain.model.governance import Approval, AuditEntry, Policy, Proposal
-from ledger_svc.domain.model.kinds import EventKind
+from ledger_svc.domain.model.kinds import EventKind, MutationKind
 from ledger_svc.domain.model.knowledge import (
     Evidence,
     Family,
     Head,
+    Principal,
     Project,
     Relation,
     ReviewFlag,
@@ -22,9 +24,10 @@ from ledger_svc.domain.model.knowledge import (
 
 @dataclass(frozen=True, slots=True)
 class LedgerEvent:
-    """One entry of the outbox: enough to know what to read again, never the content itself.
+    """One entry of the outbox: a (family, branch) that a commit touched; what to read again, never the content.
 
-    Every commit has at least one, so a consumer that has handled all events up to a position has seen it.
+    Every commit has at least one, and at most one for each (family, branch), so a consumer that has handled all events
+    up to a position has seen every commit.
     """
 
     project_id: str
@@ -33,12 +36,32 @@ class LedgerEvent:
     """0, 1, 2, ... within the commit."""
     kind: EventKind
     recorded_at: datetime
-    family_id: str = ""
-    branch: str = ""
-    revision_id: str = ""
-    """For HEAD_CHANGED: the head's revision after the commit."""
-    relation_id: str = ""
-    evidence_id: str = ""
+    family_id: str
+    branch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One entry of the change feed: what a position changed."""
+
+    SCHEMA: ClassVar[str] = "commit/1"
+
+    project_id: str
+    position: int
+    recorded_at: datetime
+    """Strictly later than that of the commit before."""
+    kind: MutationKind
+    branch: str
+    family_ids: tuple[str, ...]
+    """Families whose head, state or flags it changed; the target first."""
+    revision_id: str
+    """The revision that it published, or empty."""
+    relation_id: str
+    """The relation that it made or retired, or empty."""
+    proposal_id: str
+    requester: Principal
+    approved_by: tuple[Principal, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +93,8 @@ class ChangeSet:
     position: int | None
     """The commit's position, one after the last; None when the decision is no commit (a proposal, an approval)."""
     audit: tuple[AuditEntry, ...]
+    commit: Commit | None = None
+    """There exactly when there is a position."""
     project: Project | None = None
     policy: Policy | None = None
     """A new version of the project's policy."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ledger_svc.domain.model.fields import AS_SET, server_made
 from ledger_svc.domain.model.kinds import (
-    AuditKind,
+    AuditAction,
     Category,
     ContradictionRule,
     MutationKind,
@@ -31,13 +31,13 @@ class EvidenceRule:
 
     SCHEMA: ClassVar[str] = "evidence-rule/1"
 
-    min_independent_sources: int = 1
+    min_independent_sources: int = 0
     source_kinds: frozenset[SourceKind] = frozenset()
     """Kinds that count; empty: all."""
     must_be_verified: bool = False
     """Count only VERIFIED evidence. Otherwise UNVERIFIED counts too; CONTRADICTED and UNAVAILABLE never do."""
     extractors: frozenset[str] = frozenset()
-    """Extractors that count (the name before a ``/``); empty: all, people included."""
+    """Extractors that count, e.g. ``structured/adr`` (a version after ``@`` is ignored); empty: all, and people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CategoryPolicy:
     approver_kinds: frozenset[PrincipalKind] = frozenset({PrincipalKind.HUMAN, PrincipalKind.POLICY})
     """Kinds that may approve. AGENT never may, whatever stands here."""
     evidence: EvidenceRule = EvidenceRule()
-    contradiction: ContradictionRule = ContradictionRule.EXTRA_APPROVAL
+    contradiction: ContradictionRule = ContradictionRule.WARN
     default_validity: timedelta | None = None
     """Validity of a publication that names no end; None: no end."""
     approval_lifetime: timedelta = timedelta(days=7)
@@ -62,7 +62,7 @@ class CategoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AutoApprovalRule:
-    """Lets one named importer's structured imports be approved by the policy itself."""
+    """Lets the structured imports of one named SERVICE be approved by the policy itself."""
 
     SCHEMA: ClassVar[str] = "auto-approval-rule/1"
 
@@ -72,7 +72,7 @@ class AutoApprovalRule:
     mutation_kinds: frozenset[MutationKind]
     categories: frozenset[Category] = frozenset()
     """Empty: all."""
-    evidence: EvidenceRule = EvidenceRule()
+    evidence: EvidenceRule = EvidenceRule(min_independent_sources=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,8 @@ class Policy:
 
     version: int
     categories: Mapping[Category, CategoryPolicy] = field(default_factory=dict)
-    """Categories that are not here follow ``ledger_svc.domain.policy.default_category_policy``."""
+    """A category that is not here has one approval and no evidence asked for."""
     auto_approvals: tuple[AutoApprovalRule, ...] = ()
-    proposal_lifetime: timedelta = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,8 @@ class ExpectedHead:
     branch: str
     revision_id: str
     position: int
+    role: str = "target"
+    """What the proposal needs it for: target, source, replacement or refined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,8 @@ class Draft:
     evidence_links: tuple[EvidenceLink, ...] = field(default=(), metadata=AS_SET)
     expected_heads: tuple[ExpectedHead, ...] = field(default=(), metadata=AS_SET)
     """Heads that the proposer has seen; position 0 compares the revision alone. The ledger adds the others."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """For people and tools, e.g. the observation that it came from; no rule reads them."""
+    observation_id: str = field(default="", metadata=server_made("an id made by the server"))
+    """The observation that led to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +180,10 @@ class Proposal:
     reason: str
     requester: Principal
     policy_version: int
-    labels: Mapping[str, str]
     preview_hash: str = field(metadata=server_made("it is the hash of the other fields"))
     created_at: datetime = field(metadata=server_made("capture time"))
-    expires_at: datetime = field(metadata=server_made("follows from the capture time"))
+    observation_id: str = field(default="", metadata=server_made("an id made by the server"))
+    """The observation that led to it."""
     warnings: tuple[str, ...] = field(default=(), metadata=server_made("advice; no rule reads it"))
     status: ProposalStatus = field(default=ProposalStatus.PENDING, metadata=server_made("where it is in its life"))
     status_reason: str = field(default="", metadata=server_made("why it is there"))
@@ -243,12 +244,12 @@ class AuditEntry:
     project_id: str
     sequence: int
     """1, 2, 3, ... in the project."""
-    kind: AuditKind
+    action: AuditAction
     actor: Principal
     subject: str
     """Resource name of what it is about."""
     position: int
-    """Position of the project after this entry; equal to the one before it when the entry is no commit."""
+    """Position of the commit, when it is one; 0 otherwise."""
     recorded_at: datetime
     records: tuple[RecordHash, ...]
     details: Mapping[str, str]

@@ -95,6 +95,7 @@ class Family:
     category: Category
     identity_key: str
     """E.g. ``adr/0007``; unique in the project, empty when the memory has no natural key."""
+    created_by: Principal
     created_at: datetime
     created_position: int
     aliases: tuple[str, ...] = field(default=(), metadata=AS_SET)
@@ -144,6 +145,8 @@ class Revision:
     position: int
     restores: str = ""
     """For a rollback: id of the revision whose content this one brings back."""
+    approved_by: tuple[Principal, ...] = ()
+    """Whose approvals its proposal used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +159,10 @@ class Verification:
     number: int
     """1, 2, 3, ... for one piece of evidence."""
     state: VerificationState
-    verifier: str
-    """What checked, e.g. ``git`` or ``human``."""
-    detail: str
-    """What was found, e.g. ``relocated: src/a.py to src/b.py``."""
-    recorded_by: Principal
+    method: str
+    """How, and what was found, e.g. ``git@1: excerpt hash equal``."""
+    verifier: Principal
     recorded_at: datetime
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Evidence:
     author: str
     """Who wrote the source."""
     extractor: str
-    """What read it, e.g. ``adr/1`` or a model's name; empty for a person."""
+    """What read it, e.g. ``structured/adr@1`` or a model's name; empty for a person."""
     reliability: float
     """From 0 to 1, as the extractor or a person judged."""
     source_time: datetime | None
@@ -206,7 +206,8 @@ class Evidence:
 class Relation:
     """Reified, typed assertion between two families, on both axes of time.
 
-    It is never edited. Retiring writes the three ``retired_*`` fields once; asserting the same again makes a new
+    Like a head it belongs to a branch: what a release line deprecates may live on in another. It is never edited.
+    Retiring writes the three ``retired_*`` fields once; asserting the same again makes a new
     relation. Ends of symmetric kinds are stored in order of their ids.
     """
 
@@ -291,7 +292,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is published for (family, branch): the revision of the last open row, and the commit that changed it last."""
+    """What is published for (family, branch): the revision of the last open row, and the last commit to change it."""
 
     SCHEMA: ClassVar[str] = "head/1"
 
@@ -316,10 +317,10 @@ class ReviewFlag:
     family_id: str
     branch: str
     cause_family_id: str
-    cause_kind: RelationKind
+    via: RelationKind
     """The relation through which the cause reached it."""
-    change: str
-    """The kind of mutation that caused it."""
+    cause: str
+    """What happened there: SUPERSEDED, INVALIDATED, DEPRECATED or ROLLED_BACK."""
     position: int
     """Commit that raised it."""
     recorded_at: datetime

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from ledger_svc.domain.model.fields import AS_SET
-from ledger_svc.domain.model.kinds import Category, MutationKind, RelationKind, Scope
+from ledger_svc.domain.model.kinds import Category, MutationKind, RelationKind
 from ledger_svc.domain.model.knowledge import Content
 
 
@@ -18,11 +18,10 @@ class Create:
     SCHEMA: ClassVar[str] = "create/1"
     KIND: ClassVar[MutationKind] = MutationKind.CREATE
 
-    scope: Scope
     category: Category
+    """Fixes the scope as well."""
     content: Content
     identity_key: str = ""
-    aliases: tuple[str, ...] = field(default=(), metadata=AS_SET)
     valid_from: datetime | None = None
     """None: from the apply on."""
     valid_to: datetime | None = None
@@ -31,27 +30,25 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class CreateAndLink:
-    """A new family with its first revision and a relation from it to an existing one, in one commit."""
+    """A new family with its first revision, and a REFINES from it to an existing one, in one commit."""
 
     SCHEMA: ClassVar[str] = "create-and-link/1"
     KIND: ClassVar[MutationKind] = MutationKind.CREATE_AND_LINK
 
-    scope: Scope
     category: Category
+    """Fixes the scope as well."""
     content: Content
-    parent_family_id: str
-    relation_kind: RelationKind = RelationKind.REFINES
+    refines_family_id: str
     rationale: str = ""
-    """Why the relation holds."""
+    """Why it refines it."""
     identity_key: str = ""
-    aliases: tuple[str, ...] = field(default=(), metadata=AS_SET)
     valid_from: datetime | None = None
     valid_to: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A new revision that says the same decision better or corrects it; dependents are not flagged."""
+    """An edit: a new revision that leaves the decision as it was; dependents are not flagged."""
 
     SCHEMA: ClassVar[str] = "update/1"
     KIND: ClassVar[MutationKind] = MutationKind.UPDATE
@@ -60,6 +57,8 @@ class Update:
     content: Content
     valid_from: datetime | None = None
     valid_to: datetime | None = None
+    fields: tuple[str, ...] = field(default=(), metadata=AS_SET)
+    """Fields of ``content`` that change, the others stay as the head has them; empty: all. A preview resolves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,13 @@ class Supersede:
 
 @dataclass(frozen=True, slots=True)
 class Invalidate:
-    """Nothing of the family holds from ``invalid_from`` on; no older revision comes back."""
+    """Nothing of the family holds from ``effective_from`` on; no older revision comes back."""
 
     SCHEMA: ClassVar[str] = "invalidate/1"
     KIND: ClassVar[MutationKind] = MutationKind.INVALIDATE
 
     family_id: str
-    invalid_from: datetime | None = None
+    effective_from: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Deprecate:
 
     family_id: str
     replacement_family_id: str
-    invalid_from: datetime | None = None
+    effective_from: datetime | None = None
     rationale: str = ""
 
 

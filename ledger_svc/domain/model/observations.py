@@ -51,10 +51,6 @@ class Admission:
     """Id of the family that says the same already."""
     retryable: bool = False
     """For FAILED: trying again may help."""
-    duplicate_of: str = ""
-    """Family that it duplicates."""
-    retryable: bool = False
-    """Trying again may help (FAILED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,3 @@ class Signal:
     happened_at: datetime
     recorded_by: Principal
     recorded_at: datetime
-    duplicate_of: str = ""
-    """Id of the family that says the same already."""
-    retryable: bool = False
-    """For FAILED: trying again may help."""
