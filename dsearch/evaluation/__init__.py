@@ -1,0 +1,1 @@
+"""Evaluation of ranking, governance and abstention on a data set of documents, events and questions."""
