@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import grpc
 from decisionssearch.common.v1 import errors_pb2
@@ -398,7 +398,8 @@ def _code_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    # Any: the two APIs type their metadata differently, and both give pairs.
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             status = status_pb2.Status()
