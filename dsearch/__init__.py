@@ -1,0 +1,1 @@
+"""What people and programs use: typed client, command line, importers of sources, evaluation."""
