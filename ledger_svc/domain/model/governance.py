@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import ClassVar
 
-from ledger_svc.domain.model.fields import AS_SET, server_made
+from ledger_svc.domain.model.fields import AS_SET, derived, server_made
 from ledger_svc.domain.model.kinds import (
     AuditAction,
     Category,
@@ -180,7 +180,7 @@ class Proposal:
     reason: str
     requester: Principal
     policy_version: int
-    preview_hash: str = field(metadata=server_made("it is the hash of the other fields"))
+    preview_hash: str = field(metadata=server_made("it is the hash of the fields that are not made by the server"))
     created_at: datetime = field(metadata=server_made("capture time"))
     observation_id: str = field(default="", metadata=server_made("an id made by the server"))
     """The observation that led to it."""
@@ -211,7 +211,6 @@ class Approval:
     proposal_id: str
     preview_hash: str
     approver: Principal
-    """With the roles that it held when it approved."""
     comment: str
     approved_at: datetime
     expires_at: datetime
@@ -254,7 +253,7 @@ class AuditEntry:
     records: tuple[RecordHash, ...]
     details: Mapping[str, str]
     previous_hash: str
-    entry_hash: str
+    entry_hash: str = field(metadata=derived("it is the hash of the other fields"))
 
 
 @dataclass(frozen=True, slots=True)

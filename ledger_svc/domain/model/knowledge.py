@@ -34,7 +34,7 @@ class Principal:
     on_behalf_of: str = ""
     """For an agent: the subject on whose behalf it acts."""
     roles: frozenset[Role] = field(
-        default=frozenset(), metadata=server_made("what the principal may do now, not who it is")
+        default=frozenset(), metadata=derived("what the principal may do now, not who it is; not stored")
     )
     """Roles in the project at hand; any role implies READER."""
 
