@@ -209,7 +209,7 @@ class Host:
         self._started = False
         self._closed = False
         self._deadline = 0.0
-        self._hurry: set[asyncio.Future[None]] = set()
+        self._hurry = asyncio.Event()
         self._log = get_logger("host")
 
     def serve(self, boundary: Boundary, bind: str = DEFAULT_BIND) -> Server:
@@ -247,10 +247,7 @@ class Host:
         """Ask for the shutdown; a second time: without grace."""
         if self._stop_asked.is_set():
             self._grace = self._deadline = 0.0
-            for part in self._parts:
-                # A server that is already waiting for its calls takes the shorter grace of a second stop.
-                if isinstance(part, Server):
-                    self._hurry.add(asyncio.ensure_future(part.stop(0.0)))
+            self._hurry.set()
         self._stop_asked.set()
 
     async def run(self) -> None:
@@ -293,21 +290,32 @@ class Host:
                 await self._stop_part(part)
             except Exception as error:  # noqa: BLE001 - logged, and the rest still stops
                 self._log.error("stop_failed", part=_name_of(part), exc_info=error)
-        await asyncio.gather(*self._hurry, return_exceptions=True)
         self._log.info("stopped")
 
     async def _stop_part(self, part: Server | _Background | _Resource) -> None:
-        if isinstance(part, Server):
-            await part.stop(self._left())
-        elif isinstance(part, _Resource):
+        if isinstance(part, _Resource):
             await part.close()
+        elif isinstance(part, Server):
+            ended = asyncio.create_task(part.stop(self._left()))
+            if not await self._in_time(ended):
+                # A server that already waits for its calls takes the shorter grace of a second stop.
+                await part.stop(0.0)
+                await ended
         elif part.task is not None:
             part.stop.set()
-            _, late = await asyncio.wait([part.task], timeout=max(self._left(), _LEAST_GRACE_SECONDS))
-            if late:
+            if not await self._in_time(part.task):
                 self._log.warning("task_cancelled", task=part.name)
                 part.task.cancel()
                 await asyncio.wait([part.task])
+
+    async def _in_time(self, ended: asyncio.Task[None]) -> bool:
+        """Wait for a task within what is left of the grace, or until somebody asks to hurry; say whether it ended."""
+        hurry = asyncio.create_task(self._hurry.wait())
+        # A little more than the grace: a server ends its calls itself when that is over.
+        timeout = self._left() + _LEAST_GRACE_SECONDS
+        await asyncio.wait((ended, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        return ended.done()
 
     async def _watch(self, part: _Background) -> None:
         try:
