@@ -95,6 +95,8 @@ class IndexPoint:
         for name in _FIELDS:
             value = getattr(self, name)
             result[name] = list(value) if isinstance(value, tuple) else value.value if name == "role" else value
+        # A number: the embedded engine matches a Python bool as an integer, and so never finds a stored bool.
+        result["shadowed"] = int(self.shadowed)
         return result
 
     @classmethod
@@ -105,6 +107,7 @@ class IndexPoint:
                 name: tuple(value) if isinstance(value := payload[name], list) else value for name in _FIELDS
             }
             values["role"] = Role(values["role"])
+            values["shadowed"] = bool(values["shadowed"])
             return cls(**values)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the payload of a point: {error}") from error

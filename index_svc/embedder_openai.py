@@ -166,6 +166,8 @@ class OpenAIEmbedder:
             raise dependency_unavailable(
                 "embedder", "the embedding API answered something else than vectors"
             ) from error
+        if not complete:
+            raise dependency_unavailable("embedder", "the embedding API answered another number of vectors")
         return checked(matrix, count, self._identity)
 
 

@@ -13,6 +13,7 @@ What the engine does not do for us, and what follows here:
 - A second opener of a shard breaks the first holder's flush, so our own lock is taken before anything is opened.
 - ``optimize()`` holds the interpreter lock for seconds to minutes: it is never called. Without it search is exact.
 - NaN is accepted silently: vectors are checked on the way in.
+- A bool in a match is taken as an integer and finds no stored bool: flags are stored as 0 and 1.
 - Ids come back as UUID objects: they leave here as text.
 - A conditional upsert takes one condition for a whole batch, but positions differ by point. This process is the only
   writer (by the lock), so positions are read and compared under a mutex instead.
@@ -231,12 +232,9 @@ class EdgeCollection:
         with self._writing:
             shard = self._open()
             ids: list[Any] = [t.point_id for t in tombstones]
-            stored = self._positions(ids)
-            there = {
-                str(r.id)
-                for r in shard.retrieve(ids, with_payload=["role"])
-                if (r.payload or {}).get("role") != REMOVED
-            }
+            records = shard.retrieve(ids, with_payload=["position", "role"], with_vector=False)
+            stored = {str(r.id): _position(r.payload) for r in records}
+            there = {str(r.id) for r in records if (r.payload or {}).get("role") != REMOVED}
             gone: dict[str, qe.Point] = {}
             for t in tombstones:
                 known = stored.get(t.point_id)
@@ -250,7 +248,7 @@ class EdgeCollection:
 
     def _positions(self, ids: Sequence[str]) -> dict[str, int]:
         records = self._open().retrieve(list(ids), with_payload=["position"], with_vector=False)
-        return {str(r.id): int((r.payload or {}).get("position", 0)) for r in records}
+        return {str(r.id): _position(r.payload) for r in records}
 
     def _query(self, query: qe.Query, where: PointFilter, limit: int, *, exact: bool = False) -> list[Hit]:
         if limit <= 0:
@@ -432,7 +430,7 @@ def _index_operations() -> list[qe.UpdateOperation]:
         index("project", qe.KeywordIndexParams(is_tenant=True)),
         *(index(name, qe.PayloadSchemaType.Keyword) for name in _KEYWORDS),
         *(index(name, qe.IntegerIndexParams(lookup=name == "position", range=True)) for name in _INTEGERS),
-        index("shadowed", qe.PayloadSchemaType.Bool),
+        index("shadowed", qe.IntegerIndexParams(lookup=True, range=False)),
         index("importance", qe.PayloadSchemaType.Float),
     ]
 
@@ -446,7 +444,7 @@ def _conditions(where: PointFilter) -> list[Any]:
     if where.family is not None:
         conditions.append(_equals("family", where.family))
     if not where.with_shadowed:
-        conditions.append(_equals("shadowed", value=False))
+        conditions.append(_equals("shadowed", 0))
     if where.valid_at is not None:
         conditions.append(qe.FieldCondition("valid_from", range=qe.RangeFloat(lte=float(where.valid_at))))
         conditions.append(qe.FieldCondition("valid_to", range=qe.RangeFloat(gt=float(where.valid_at))))
@@ -458,7 +456,7 @@ def _conditions(where: PointFilter) -> list[Any]:
     return conditions
 
 
-def _equals(key: str, value: str | bool) -> qe.FieldCondition:
+def _equals(key: str, value: str | int) -> qe.FieldCondition:
     return qe.FieldCondition(key, match=qe.MatchValue(value))
 
 
@@ -469,6 +467,10 @@ def _point(payload: Mapping[str, Any] | None) -> IndexPoint | None:
     with suppress(ValueError):
         return IndexPoint.from_payload(payload)
     return None
+
+
+def _position(payload: Mapping[str, Any] | None) -> int:
+    return int((payload or {}).get("position", 0))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,9 +16,6 @@ from index_svc.embedder_offline import DIMENSIONS, OfflineEmbedder
 from index_svc.embedder_openai import MAX_TEXT_CHARS, OpenAIEmbedder, OpenAIEmbedderOptions
 from service_kit.errors import DomainError, Reason
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-
 ODD_TEXTS = [
     "",
     " ",
