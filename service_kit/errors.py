@@ -111,6 +111,7 @@ _TRANSPORT: Final[Mapping[grpc.StatusCode, Reason]] = MappingProxyType(
         grpc.StatusCode.NOT_FOUND: Reason.NOT_FOUND,
         grpc.StatusCode.ALREADY_EXISTS: Reason.ALREADY_EXISTS,
         grpc.StatusCode.INVALID_ARGUMENT: Reason.INVALID_FIELD,
+        grpc.StatusCode.FAILED_PRECONDITION: Reason.STATE_CONFLICT,
         grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.OVERLOADED,
         grpc.StatusCode.DATA_LOSS: Reason.INTEGRITY,
     }
@@ -381,8 +382,10 @@ def to_item_error(error: DomainError) -> errors_pb2.ItemError:
 
 def from_item_error(item: errors_pb2.ItemError) -> DomainError:
     """Return the typed error of one item of a batch."""
-    name = errors_pb2.ErrorReason.Name(item.reason).removeprefix("ERROR_REASON_")
-    reason = Reason(name) if name in _NAMES else Reason.BUG
+    known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(item.reason)
+    name = known.name.removeprefix("ERROR_REASON_") if known is not None else ""
+    # A newer server may know a reason that this client does not: its code still says how to react.
+    reason = Reason(name) if name in _NAMES else _TRANSPORT.get(status_code(item.code), Reason.BUG)
     return DomainError(
         reason,
         item.message,
