@@ -125,7 +125,7 @@ class RowPreview:
     valid_from: datetime | None
     """None: at apply."""
     valid_to: datetime | None
-    """None: no end, or at apply when ``ends_at_apply``."""
+    """None: no end when ``end`` is OPEN, at apply when ``ends_at_apply``, else the default validity after it."""
     ends_at_apply: bool
     end: RowEnd
 
@@ -182,6 +182,8 @@ class Proposal:
     policy_version: int
     preview_hash: str = field(metadata=server_made("it is the hash of the fields that are not made by the server"))
     created_at: datetime = field(metadata=server_made("capture time"))
+    default_validity: timedelta | None = None
+    """Validity that the policy gives a publication that names no end."""
     observation_id: str = field(default="", metadata=server_made("an id made by the server"))
     """The observation that led to it."""
     warnings: tuple[str, ...] = field(default=(), metadata=server_made("advice; no rule reads it"))

@@ -188,7 +188,7 @@ class Evidence:
     """From 0 to 1, as the extractor or a person judged."""
     source_time: datetime | None
     """When the source was written."""
-    fingerprint: str = field(metadata=derived("it is the hash of the other fields"))
+    fingerprint: str = field(metadata=server_made("it is the hash of what the evidence says"))
     registered_by: Principal = field(metadata=server_made("who brought it, not what it says"))
     recorded_at: datetime = field(metadata=server_made("capture time"))
     verifications: tuple[Verification, ...] = field(
