@@ -1,0 +1,497 @@
+"""How things look on a terminal. Every function takes a message and returns something to print; none of them calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from decisionssearch.common.v1 import common_pb2
+from decisionssearch.index.v1 import index_service_pb2 as index_pb2
+from decisionssearch.ledger.v1 import ledger_pb2, ledger_service_pb2, proposal_pb2
+from decisionssearch.retrieval.v1 import retrieval_service_pb2 as retrieval_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from service_kit.clock import from_timestamp
+
+_CLIP: Final = 280
+_SHORT_ID: Final = 8
+
+STATE_STYLES: Final = {
+    "ACTIVE": "bold green",
+    "SCHEDULED": "bold cyan",
+    "SUPERSEDED": "yellow",
+    "INVALIDATED": "red",
+    "EXPIRED": "red",
+    "ARCHIVED": "dim",
+    "CONFLICTED": "bold magenta",
+    "NOT_IN_FORCE": "yellow",
+}
+STATE_WORDS: Final = {
+    "ACTIVE": "in force",
+    "SCHEDULED": "scheduled",
+    "SUPERSEDED": "superseded",
+    "INVALIDATED": "invalidated",
+    "EXPIRED": "expired",
+    "ARCHIVED": "archived",
+    "CONFLICTED": "in conflict",
+    "NOT_IN_FORCE": "not in force",
+}
+STATUS_STYLES: Final = {
+    "PENDING": "bold yellow",
+    "APPROVED": "bold green",
+    "APPLIED": "green",
+    "REJECTED": "red",
+    "WITHDRAWN": "dim",
+    "STALE": "magenta",
+}
+VERIFICATION_WORDS: Final = {
+    "UNVERIFIED": "not verified",
+    "VERIFIED": "verified",
+    "CONTRADICTED": "contradicted at its source",
+    "UNAVAILABLE": "source unavailable",
+}
+ABSTENTIONS: Final = {
+    "NO_MEMORY": "Nothing is stored here that your filters let through.",
+    "BELOW_THRESHOLD": "What is stored comes near, but nothing carries an answer well enough.",
+    "ONLY_SUPERSEDED": "What matches is no longer in force, and nothing in force replaced it.",
+    "CONFLICTED": "What matches is in an open conflict; somebody has to decide first.",
+    "INSUFFICIENT_EVIDENCE": "What matches does not have the evidence that you asked for.",
+    "OUT_OF_SCOPE": "The question is about something else than this project's memory.",
+    "INDEX_LAGGING": "The index has not caught up with your last write, and the ledger could not fill in in time.",
+}
+
+
+# --- Words ----------------------------------------------------------------------------------------------------------
+
+
+def enum_word(enum: Any, value: int, prefix: str) -> str:
+    """Return the name of an enum's value without its prefix, e.g. ``ACTIVE``."""
+    try:
+        return str(enum.Name(value)).removeprefix(prefix)
+    except ValueError:
+        return str(value)
+
+
+def state_of(value: int) -> str:
+    """Return ``ACTIVE`` and the like."""
+    return enum_word(ledger_pb2.State, value, "STATE_")
+
+
+def category_of(value: int) -> str:
+    """Return ``DESIGN_RULE`` as ``design rule``."""
+    return enum_word(ledger_pb2.Category, value, "CATEGORY_").lower().replace("_", " ")
+
+
+def standing_of(value: int) -> str:
+    """Return ``adopted`` and the like."""
+    return enum_word(ledger_pb2.Standing, value, "STANDING_").lower()
+
+
+def relation_of(value: int) -> str:
+    """Return ``DEPENDS_ON`` as ``depends on``."""
+    return enum_word(ledger_pb2.RelationKind, value, "RELATION_KIND_").lower().replace("_", " ")
+
+
+def status_of(value: int) -> str:
+    """Return ``PENDING`` and the like."""
+    return enum_word(proposal_pb2.ProposalStatus, value, "PROPOSAL_STATUS_")
+
+
+def when(stamp: Timestamp) -> str:
+    """Return an instant in UTC: the day, and the time unless it is midnight."""
+    if not stamp.seconds and not stamp.nanos:
+        return "?"
+    return when_text(from_timestamp(stamp))
+
+
+def when_text(instant: datetime) -> str:
+    """Return an instant as :func:`when` does."""
+    day = instant.strftime("%Y-%m-%d")
+    return day if (instant.hour, instant.minute, instant.second) == (0, 0, 0) else f"{day} {instant:%H:%M}Z"
+
+
+def interval(valid_from: Timestamp | None, valid_to: Timestamp | None) -> str:
+    """Return a half-open interval in words."""
+    start = when(valid_from) if valid_from is not None else "the apply"
+    return f"{start} → {when(valid_to)}" if valid_to is not None else f"since {start}"
+
+
+def who(principal: common_pb2.Principal) -> str:
+    """Return a principal in words."""
+    kind = enum_word(common_pb2.PrincipalKind, principal.kind, "PRINCIPAL_KIND_").lower()
+    behalf = f" for {principal.on_behalf_of}" if principal.on_behalf_of else ""
+    return f"{principal.subject or '?'} ({kind}{behalf})"
+
+
+def short(name: str) -> str:
+    """Return the end of an id, enough to tell the ones on the screen apart."""
+    return name.rsplit("/", 1)[-1][-_SHORT_ID:]
+
+
+def label(family: ledger_pb2.Family) -> str:
+    """Return what people call a family: its natural key, else its id."""
+    return family.identity_key or family.name.rsplit("/", 1)[-1]
+
+
+def clip(text: str, limit: int = _CLIP) -> str:
+    """Return the start of a text in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
+def state_text(value: int) -> Text:
+    """Return a state in its colour."""
+    name = state_of(value)
+    return Text(STATE_WORDS.get(name, name.lower()), style=STATE_STYLES.get(name, ""))
+
+
+# --- Search ---------------------------------------------------------------------------------------------------------
+
+
+def search_answer(response: retrieval_pb2.SearchResponse) -> Iterator[RenderableType]:
+    """Yield an answer, or why there is none."""
+    if response.HasField("abstention"):
+        yield abstention(response)
+    elif response.confidence == retrieval_pb2.ANSWER_CONFIDENCE_CLOSEST:
+        yield Text("These are the closest decisions; they may not answer the question.", style="yellow")
+        yield Text()
+    for number, hit in enumerate(response.hits, 1):
+        yield hit_block(number, hit)
+    if response.rejected:
+        yield Text("Closest, but not good enough to be an answer:", style="dim")
+        for number, hit in enumerate(response.rejected, 1):
+            yield hit_block(number, hit)
+    yield from _footnotes(response)
+
+
+def abstention(response: retrieval_pb2.SearchResponse) -> Text:
+    """Return the reason for silence in a sentence."""
+    reason = enum_word(retrieval_pb2.AbstentionReason, response.abstention.reason, "ABSTENTION_REASON_")
+    text = Text("No answer. ", style="bold yellow")
+    text.append(ABSTENTIONS.get(reason, ""), style="")
+    if response.abstention.message:
+        text.append(f"\n{response.abstention.message}", style="dim")
+    text.append(f"  [{reason}]", style="dim")
+    return text
+
+
+def hit_block(number: int, hit: retrieval_pb2.Hit) -> RenderableType:
+    """Return one hit: title, state, since when, what it replaced and why, evidence, why it is here."""
+    head = hit.head
+    content = head.revision.content
+    title = Text(f"{number}. ", style="bold")
+    title.append(content.title or "(untitled)", style="bold")
+    title.append("  ").append_text(state_text(head.state))
+    title.append(f"  {label(head.family)}", style="dim")
+    lines: list[Text] = [_standing_line(head, hit)]
+    gist = content.summary or (content.rules[0] if content.rules else content.details)
+    if gist:
+        lines.append(Text(clip(gist)))
+    lines += [_labelled("replaced", _replaced(item), "yellow") for item in hit.replaced]
+    lines += [_labelled("now", _replacement(item), "yellow") for item in head.replaced_by]
+    lines += [_labelled("next", f"changes on {when(row.valid_from)} (scheduled)", "cyan") for row in head.scheduled]
+    lines.append(_labelled("evidence", evidence_summary(head.evidence)))
+    lines += [
+        _labelled("review", f"rests on something that changed: {flag.cause.lower()} on {when(flag.time)}", "magenta")
+        for flag in head.needs_review
+    ]
+    why = "; ".join(hit.reasons)
+    lines.append(_labelled("why here", f"{why or 'it matches'}  (score {hit.score.final:.2f})"))
+    if hit.newer_than_index:
+        lines.append(_labelled("fresh", "newer than the index: taken straight from the ledger", "cyan"))
+    return Group(title, Padding(Group(*lines), (0, 0, 1, 3)))
+
+
+def _standing_line(head: ledger_pb2.Head, hit: retrieval_pb2.Hit) -> Text:
+    until = head.valid_to if head.HasField("valid_to") else None
+    parts = [interval(head.valid_from, until), category_of(head.family.category)]
+    if head.state != ledger_pb2.STATE_ACTIVE and head.revision.content.standing > ledger_pb2.STANDING_ADOPTED:
+        parts.append(standing_of(head.revision.content.standing))
+    if head.revision.content.domain:
+        parts.append(head.revision.content.domain)
+    if hit.origin == retrieval_pb2.HIT_ORIGIN_SUCCESSOR:
+        parts.append("found through what it replaced")
+    return Text(" · ".join(parts), style="dim")
+
+
+def _labelled(name: str, text: str, style: str = "") -> Text:
+    return Text(f"{name:<9} ", style="dim").append(text, style=style)
+
+
+def _replaced(item: retrieval_pb2.Replaced) -> str:
+    name = f"{item.identity_key} " if item.identity_key else ""
+    because = f": {item.reason}" if item.reason else ""
+    matched = " (your words match this one best)" if item.matched else ""
+    return f"{name}“{item.title}” on {when(item.time)}{because}{matched}"
+
+
+def _replacement(item: ledger_pb2.Replacement) -> str:
+    because = f": {item.reason}" if item.reason else ""
+    return f"replaced by {item.identity_key or item.family} “{item.title}” on {when(item.effective_time)}{because}"
+
+
+def evidence_summary(items: Sequence[ledger_pb2.LinkedEvidence]) -> str:
+    """Return how many sources say what, and where the first is."""
+    if not items:
+        return "none"
+    counts: dict[tuple[str, str], int] = {}
+    for item in items:
+        stance = enum_word(ledger_pb2.Stance, item.link.stance, "STANCE_").lower()
+        check = enum_word(ledger_pb2.VerificationState, item.evidence.verification, "VERIFICATION_STATE_")
+        key = (stance, VERIFICATION_WORDS.get(check, check.lower()))
+        counts[key] = counts.get(key, 0) + 1
+    said = ", ".join(f"{count} {stance} ({check})" for (stance, check), count in counts.items())
+    return f"{said} · {clip(items[0].evidence.locator, 90)}" if items[0].evidence.locator else said
+
+
+def _footnotes(response: retrieval_pb2.SearchResponse) -> Iterator[RenderableType]:
+    notes = []
+    if response.suppressed:
+        held = ", ".join(f"{s.count} {s.reason.lower().replace('_', ' ')}" for s in response.suppressed)
+        notes.append(f"held back: {held}")
+    fresh = response.freshness
+    behind = fresh.ledger_position - fresh.index_position
+    if behind > 0:
+        notes.append(f"the index is {behind} commits behind; every hit was checked against the ledger")
+    notes += [f"{d.part} did not work: {d.reason}" for d in response.degraded]
+    if notes:
+        yield Text(" · ".join(notes), style="dim")
+
+
+# --- Memories -------------------------------------------------------------------------------------------------------
+
+
+def head_view(head: ledger_pb2.Head) -> Iterator[RenderableType]:
+    """Yield one memory in full."""
+    content = head.revision.content
+    title = Text(content.title or "(untitled)", style="bold").append("  ").append_text(state_text(head.state))
+    yield title
+    yield Text(
+        " · ".join(
+            (
+                label(head.family),
+                category_of(head.family.category),
+                interval(head.valid_from, head.valid_to if head.HasField("valid_to") else None),
+                f"branch {head.branch or 'main'}",
+                standing_of(content.standing),
+            )
+        ),
+        style="dim",
+    )
+    yield from content_view(content)
+    for replacement in head.replaced_by:
+        yield _labelled("now", _replacement(replacement), "yellow")
+    for replacement in head.replaces:
+        because = f": {replacement.reason}" if replacement.reason else ""
+        name = replacement.identity_key or replacement.family
+        text = f"{name} “{replacement.title}” on {when(replacement.effective_time)}{because}"
+        yield _labelled("replaces", text, "yellow")
+    for row in head.scheduled:
+        yield _labelled("next", f"another revision from {when(row.valid_from)} (scheduled)", "cyan")
+    for past in head.past:
+        because = f": {past.replaced_because}" if past.replaced_because else ""
+        yield _labelled("before", f"“{past.title}” until {when(past.valid_to)}{because}", "yellow")
+    for flag in head.needs_review:
+        cause = f"{relation_of(flag.via)} {flag.cause_family} ({flag.cause.lower()} on {when(flag.time)})"
+        yield _labelled("review", cause, "magenta")
+    yield from evidence_view(head.evidence)
+    yield Text(f"{head.revision.name}\n{head.revision.content_hash}", style="dim")
+
+
+def content_view(content: ledger_pb2.Content) -> Iterator[RenderableType]:
+    """Yield the fields of a content that say something, the title left out."""
+    for name in ("summary", "objective", "trigger", "task", "outcome", "details", "rationale"):
+        value = getattr(content, name)
+        if value:
+            yield Text()
+            yield Text(name, style="bold")
+            yield Padding(Text(value.strip()), (0, 0, 0, 2))
+    for name in ("rules", "steps", "alternatives", "examples"):
+        values = getattr(content, name)
+        if values:
+            yield Text()
+            yield Text(name, style="bold")
+            for number, value in enumerate(values, 1):
+                mark = f"{number}." if name == "steps" else "-"
+                yield Padding(Text(f"{mark} {value.strip()}"), (0, 0, 0, 2))
+    yield Text()
+    for name in ("domain", "url"):
+        if getattr(content, name):
+            yield _labelled(name, getattr(content, name))
+    for name in ("modules", "files", "tags"):
+        if getattr(content, name):
+            yield _labelled(name, ", ".join(getattr(content, name)))
+    for key, value in sorted(content.attributes.items()):
+        yield Text(f"{key}: {clip(value, 120)}", style="dim")
+
+
+def evidence_view(items: Iterable[ledger_pb2.LinkedEvidence]) -> Iterator[RenderableType]:
+    """Yield evidence, one block a source."""
+    for item in items:
+        stance = enum_word(ledger_pb2.Stance, item.link.stance, "STANCE_").lower()
+        check = enum_word(ledger_pb2.VerificationState, item.evidence.verification, "VERIFICATION_STATE_")
+        kind = enum_word(ledger_pb2.SourceKind, item.evidence.source_kind, "SOURCE_KIND_").lower().replace("_", " ")
+        colour = {"supports": "green", "contradicts": "red"}.get(stance, "")
+        text = Text("evidence  ", style="dim").append(stance, style=colour)
+        text.append(f" · {kind} {item.evidence.locator} · {VERIFICATION_WORDS.get(check, check.lower())}")
+        if item.evidence.author:
+            text.append(f" · {item.evidence.author}")
+        yield text
+        if item.evidence.excerpt:
+            yield Padding(Text(f"“{clip(item.evidence.excerpt)}”", style="italic dim"), (0, 0, 0, 10))
+
+
+def history_view(steps: Sequence[ledger_service_pb2.RevisionHistory]) -> Iterator[RenderableType]:
+    """Yield the revisions of a family, newest first, with when each was in force and since when that is known."""
+    for step in steps:
+        revision = step.revision
+        open_rows = [row for row in step.rows if not row.HasField("recorded_to")]
+        head = Text(f"{short(revision.name)}  ", style="dim").append(revision.content.title, style="bold")
+        for row in open_rows:
+            until = row.valid_to if row.HasField("valid_to") else None
+            head.append("  ").append(interval(row.valid_from, until)).append("  ").append_text(state_text(row.state))
+        if not open_rows:
+            head.append("  no longer in the timeline", style="dim")
+        yield head
+        approved = ", ".join(who(a) for a in revision.approvers) or "nobody"
+        made = f"commit {revision.position} on {when(revision.record_time)} · {who(revision.author)}"
+        yield Padding(Text(f"{made}, approved by {approved}", style="dim"), (0, 0, 0, 10))
+        if revision.reason:
+            yield Padding(Text(f"because {revision.reason}"), (0, 0, 0, 10))
+        source = revision.content.attributes.get("source_status", "")
+        if source:
+            yield Padding(Text(f"the source said {source}", style="dim"), (0, 0, 0, 10))
+
+
+# --- Differences and proposals --------------------------------------------------------------------------------------
+
+
+def diff_view(changes: Iterable[ledger_pb2.FieldChange]) -> Iterator[RenderableType]:
+    """Yield a coloured difference, field by field."""
+    for change in changes:
+        yield Text(change.field, style="bold")
+        for mark, value, style in (("-", change.before, "red"), ("+", change.after, "green")):
+            if value:
+                for line in _json_lines(value):
+                    yield Padding(Text(f"{mark} {line}", style=style), (0, 0, 0, 2))
+
+
+def _json_lines(text: str) -> list[str]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return [text]
+    values = value if isinstance(value, list) else [value]
+    lines: list[str] = []
+    for item in values:
+        lines += item.splitlines() or [""] if isinstance(item, str) else [json.dumps(item, ensure_ascii=False)]
+    return lines
+
+
+def mutation_word(mutation: proposal_pb2.Mutation) -> str:
+    """Return ``supersede`` and the like."""
+    return (mutation.WhichOneof("kind") or "?").replace("_", " ")
+
+
+def proposal_title(proposal: proposal_pb2.Proposal) -> str:
+    """Return what a proposal is about, in a line."""
+    title = proposal.after.title or proposal.before.title
+    mutation = proposal.mutation
+    kind = mutation.WhichOneof("kind")
+    if not title and kind == "link":
+        link = mutation.link
+        title = f"{short(link.source_family)} {relation_of(link.kind)} {short(link.target_family)}"
+    return title or short(proposal.family or proposal.name)
+
+
+def queue_view(proposals: Sequence[proposal_pb2.Proposal]) -> RenderableType:
+    """Return the review queue as a table."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("id", "status", "change", "what", "by", "since", "notes"):
+        table.add_column(name)
+    for p in proposals:
+        status = status_of(p.status)
+        valid = len(p.approvals)
+        notes = []
+        if p.approvals_needed > 1:
+            notes.append(f"{valid}/{p.approvals_needed} approvals")
+        if p.warnings:
+            notes.append(f"{len(p.warnings)} warnings")
+        table.add_row(
+            short(p.name),
+            Text(status.lower(), style=STATUS_STYLES.get(status, "")),
+            mutation_word(p.mutation),
+            Text(clip(proposal_title(p), 60)),
+            who(p.requester),
+            when(p.create_time),
+            Text(", ".join(notes), style="yellow"),
+        )
+    return table
+
+
+def proposal_view(proposal: proposal_pb2.Proposal, *, preview: bool = False) -> Iterator[RenderableType]:
+    """Yield everything that a reviewer needs to decide."""
+    status = status_of(proposal.status)
+    head = Text(f"{mutation_word(proposal.mutation)}: ", style="bold").append(proposal_title(proposal), style="bold")
+    if preview:
+        head.append("  preview, nothing stored", style="bold cyan")
+    else:
+        head.append(f"  {status.lower()}", style=STATUS_STYLES.get(status, ""))
+    yield head
+    yield Text(f"by {who(proposal.requester)} · branch {proposal.branch or 'main'} · because {proposal.reason}")
+    if proposal.name:
+        yield Text(proposal.name, style="dim")
+    if proposal.diff:
+        yield Text()
+        yield from diff_view(proposal.diff)
+    if proposal.timeline_before or proposal.timeline_after:
+        yield Text()
+        yield Text("in force", style="bold")
+        for mark, rows, style in (("-", proposal.timeline_before, "red"), ("+", proposal.timeline_after, "green")):
+            for row in rows:
+                start = row.valid_from if row.HasField("valid_from") else None
+                end = row.valid_to if row.HasField("valid_to") else None
+                which = short(row.revision) if row.revision else "this"
+                yield Padding(Text(f"{mark} {which} {interval(start, end)}", style=style), (0, 0, 0, 2))
+    yield Text()
+    evidence = list(evidence_view(proposal.evidence))
+    yield from evidence or [_labelled("evidence", "none")]
+    for warning in proposal.warnings:
+        yield Text("⚠ ", style="bold yellow").append(warning, style="yellow")
+    for approval in proposal.approvals:
+        rule = f" by rule {approval.policy_rule}" if approval.policy_rule else ""
+        comment = f": {approval.comment}" if approval.comment else ""
+        yield _labelled("approved", f"{who(approval.approver)}{rule} on {when(approval.time)}{comment}", "green")
+    missing = proposal.approvals_needed - len(proposal.approvals)
+    if status == "PENDING" and missing > 0 and not preview:
+        yield _labelled("waits for", f"{missing} more approval{'s' if missing > 1 else ''}", "yellow")
+    if proposal.decision_comment:
+        yield _labelled("decision", proposal.decision_comment)
+    yield Text(f"preview {proposal.preview_hash}", style="dim")
+
+
+def index_status_view(status: index_pb2.GetIndexStatusResponse) -> Iterator[RenderableType]:
+    """Yield how the index is."""
+    behind = status.ledger_position - status.applied_position
+    lag = status.lag.seconds + status.lag.nanos / 1e9
+    text = Text("index     ", style="dim")
+    if behind <= 0:
+        text.append("up to date", style="green")
+    else:
+        text.append(f"{behind} commits behind ({lag:.1f} s)", style="yellow")
+    yield text.append(f" · position {status.applied_position} of {status.ledger_position}")
+    yield _labelled("holds", f"{status.heads} heads, {status.points} points")
+    yield _labelled("model", f"{status.model} · {status.dimensions} dimensions · recipe {status.recipe}")
+    yield _labelled("served by", status.collection)
+    style = "bold red" if status.dead_letters else ""
+    yield _labelled("dead", f"{status.dead_letters} events were given up", style)
+    if status.rebuild:
+        yield _labelled("rebuild", status.rebuild, "cyan")
+    for part in status.degraded:
+        yield _labelled("degraded", f"{part.part}: {part.reason}", "red")
