@@ -236,9 +236,7 @@ def check_decider(principal: Principal, proposal: Proposal, policy: CategoryPoli
     if principal.kind is PrincipalKind.AGENT:
         raise approver_not_allowed("agent_never_approves", "an agent decides nothing: ask a person to review this")
     if principal.kind not in policy.approver_kinds or principal.kind is PrincipalKind.POLICY:
-        raise approver_not_allowed(
-            "kind_not_allowed", f"a {principal.kind} may not decide: ask a person to review this"
-        )
+        raise approver_not_allowed("kind_not_allowed", f"a {principal.kind} may not decide: ask a person to review it")
     if principal.roles.isdisjoint(policy.reviewer_roles):
         wanted = ", ".join(sorted(role.value.lower() for role in policy.reviewer_roles))
         raise permission_denied(proposal.project_id, wanted)
@@ -267,27 +265,45 @@ def own_proposal(approver: Principal, requester: Principal) -> DomainError | Non
             "principal_is_not_approver",
             "an agent proposed this on the approver's behalf: ask another reviewer",
         )
-    # The agent's own account as approver is refused by kind; a person who shares the name of whom they act for is not.
-    if approver.on_behalf_of and acts_for(approver, requester):
-        return approver_not_allowed("proposer_is_not_approver", "the approver acts for whoever proposed this")
     return None
 
 
 def valid_approvals(
-    proposal: Proposal, approvals: Iterable[Approval], preview_hash: str, policy: CategoryPolicy, now: datetime
+    proposal: Proposal,
+    approvals: Iterable[Approval],
+    preview_hash: str,
+    policy: Policy,
+    evidence: Mapping[str, Evidence],
+    now: datetime,
 ) -> tuple[Approval, ...]:
-    """Approvals that count: of exactly these bytes, not revoked, used or expired, by distinct people who may approve."""
+    """Approvals that count: of these bytes; not revoked, used or expired; by distinct people who may approve.
+
+    A POLICY approval counts while its rule is still in the policy and still approves the proposal.
+    """
+    rules = category_policy(policy, proposal.category)
     counted: list[Approval] = []
     for approval in sorted(approvals, key=lambda a: (a.approved_at, a.approval_id)):
-        approver = approval.approver
         is_live = approval.revoked_at is None and approval.consumed_position is None and now < approval.expires_at
         is_for_this = approval.proposal_id == proposal.proposal_id and approval.preview_hash == preview_hash
-        may = approver.kind in policy.approver_kinds and approver.kind is not PrincipalKind.AGENT
-        if not (is_live and is_for_this and may) or own_proposal(approver, proposal.requester) is not None:
+        if not (is_live and is_for_this):
             continue
-        if not any(same_person(approver, other.approver) for other in counted):
+        approver = approval.approver
+        if approver.kind is PrincipalKind.POLICY:
+            rule = matching_rule(proposal, policy, evidence)
+            allowed = rule is not None and rule.rule_id == approval.rule_id
+        else:
+            may = approver.kind in rules.approver_kinds and approver.kind is not PrincipalKind.AGENT
+            allowed = may and own_proposal(approver, proposal.requester) is None
+        if allowed and not any(_same_approver(approver, other.approver) for other in counted):
             counted.append(approval)
     return tuple(counted)
+
+
+def _same_approver(one: Principal, other: Principal) -> bool:
+    # A rule is nobody, whatever its name looks like; but no two rules count twice either.
+    if one.kind is PrincipalKind.POLICY or other.kind is PrincipalKind.POLICY:
+        return one.kind is other.kind
+    return same_person(one, other)
 
 
 def matching_rule(proposal: Proposal, policy: Policy, evidence: Mapping[str, Evidence]) -> AutoApprovalRule | None:
