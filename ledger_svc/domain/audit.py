@@ -215,6 +215,16 @@ class ChainVerifier:
             return [ChainProblem(sequence, subject, "its bytes do not match the hash in the entry")]
         return []
 
+    def sequence_of(self, record: Record) -> int:
+        """The last entry that names a record which was not checked yet; 0 when none does."""
+        return self._expected.get(record_key(record), (0, ""))[0]
+
+    def damaged(self, kind: RecordKind, record_id: str, problem: str) -> ChainProblem:
+        """A stored record that cannot even be read, or is not where it should be; names its entry."""
+        self.records += 1
+        sequence, _ = self._expected.pop((kind, record_id), (0, ""))
+        return ChainProblem(sequence, f"{kind} {record_id}", problem)
+
     def missing(self) -> list[ChainProblem]:
         """Records that entries name and that were not seen."""
         return [
