@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
 from typing import Final
@@ -139,18 +139,11 @@ class TermVector:
 
     terms: NDArray[np.int64]
     counts: NDArray[np.uint32]
+    length: int = field(init=False)
+    """Number of tokens of the text."""
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of the text."""
-        return int(self.counts.sum())
-
-    def count_of(self, terms: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return how often each of the terms occurs here."""
-        if not len(self.terms):
-            return np.zeros(len(terms), dtype=np.uint32)
-        at = np.minimum(np.searchsorted(self.terms, terms), len(self.terms) - 1)
-        return np.where(self.terms[at] == terms, self.counts[at], 0).astype(np.uint32)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", int(self.counts.sum()))
 
 
 def term_vector(text: str) -> TermVector:
@@ -220,11 +213,25 @@ def sparse_scores(query: SparseQuery, documents: Sequence[TermVector]) -> NDArra
     """
     if not documents or query.total_idf <= 0.0:
         return np.zeros(len(documents))
-    tf = np.array([d.count_of(query.terms) for d in documents], dtype=np.float64)
+    tf = _term_frequencies(query.terms, documents)
     lengths = np.array([d.length for d in documents], dtype=np.float64)
     norm = K1 * (1.0 - B + B * lengths / query.average_length)
     gain = tf * (K1 + 1.0) / (tf + norm[:, None])
     return np.asarray(gain @ query.idf / query.total_idf)
+
+
+def _term_frequencies(terms: NDArray[np.int64], documents: Sequence[TermVector]) -> NDArray[np.float64]:
+    """Return ``[documents, terms]``: all documents in one pass, because one at a time costs more than the search."""
+    order = np.argsort(terms)
+    ordered = terms[order]
+    stored = np.concatenate([d.terms for d in documents])
+    counts = np.concatenate([d.counts for d in documents])
+    owner = np.repeat(np.arange(len(documents)), [len(d.terms) for d in documents])
+    at = np.minimum(np.searchsorted(ordered, stored), len(ordered) - 1)
+    hit = ordered[at] == stored
+    tf = np.zeros((len(documents), len(terms)))
+    tf[owner[hit], order[at[hit]]] = counts[hit]
+    return tf
 
 
 def point_vector(document: TermVector) -> dict[int, float]:

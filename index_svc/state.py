@@ -24,6 +24,7 @@ from index_svc.sparse import CorpusStatistics, TermVector
 from index_svc.support import Calibration
 
 Vector = NDArray[np.float32]
+Matrix = NDArray[np.float32]
 HalfMatrix = NDArray[np.float16]
 
 
@@ -49,10 +50,10 @@ class RankingFeatures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SupportFeatures:
-    """What the support signals need of a top candidate."""
+    """What the support signals need of a top candidate, in single precision: halves are slow to compute with."""
 
-    sentences: HalfMatrix
-    words: HalfMatrix
+    sentences: Matrix
+    words: Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index_svc.domain import Projection, Role, prefer
 from index_svc.sparse import CorpusStatistics, TermVector
 from index_svc.state import (
     Batch,
     CorpusCentre,
+    Matrix,
     RankingFeatures,
     StoredPointState,
     SupportFeatures,
@@ -114,17 +117,75 @@ class _Cache(Generic[V]):
                 self._used -= self._items.pop(key)[1]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Details:
+    """Sentence vectors of a text, and the ids of its words."""
+
+    sentences: Matrix
+    words: NDArray[np.int32]
+
+
+class _WordTable:
+    """Word vectors by id in one matrix, so that the words of a text are one indexing away."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._row_of = np.full(1024, -1, dtype=np.int32)
+        self._matrix: Matrix | None = None
+        self._used = 0
+
+    def rows(self, ids: NDArray[np.int32]) -> Matrix | None:
+        """Return the vectors of words; None when one is not here."""
+        if self._matrix is None or (len(ids) and int(ids.max()) >= len(self._row_of)):
+            return None
+        at = self._row_of[ids]
+        return None if (at < 0).any() else self._matrix[at]
+
+    def missing(self, ids: NDArray[np.int32]) -> list[int]:
+        """Return which words are not here."""
+        known = len(self._row_of)
+        return [i for i in ids.tolist() if i >= known or self._row_of[i] < 0]
+
+    def add(self, vectors: Mapping[int, NDArray[np.float16]]) -> None:
+        """Keep vectors; a full table starts again with them, because the words of a corpus mostly fit."""
+        if not vectors:
+            return
+        if self._matrix is None or self._used + len(vectors) > self._capacity:
+            self._row_of[:] = -1
+            self._used = 0
+            self._matrix = None
+        top = max(vectors)
+        if top >= len(self._row_of):
+            self._row_of = np.concatenate([self._row_of, np.full(top + 1024, -1, dtype=np.int32)])
+        needed = self._used + len(vectors)
+        if self._matrix is None or needed > len(self._matrix):
+            wider = np.empty((max(256, needed * 2), len(next(iter(vectors.values())))), dtype=np.float32)
+            if self._matrix is not None:
+                wider[: self._used] = self._matrix[: self._used]
+            self._matrix = wider
+        for i, vector in vectors.items():
+            self._matrix[self._used] = vector
+            self._row_of[i] = self._used
+            self._used += 1
+
+
 class SqliteState:
     """The state port on one SQLite file, or in memory.
 
     Args:
         path: The file, or ``:memory:``.
         ranking_cache_bytes: Memory for the features that score candidates (about 4 kB a text).
-        support_cache_bytes: Memory for sentence and word vectors (30 to 300 kB a text; three are read per question).
+        support_cache_bytes: Memory for sentence vectors (about 25 kB a text; three texts are read per question).
+        word_cache: Words whose vectors are kept in memory (2 kB each at 512 dimensions).
     """
 
     def __init__(
-        self, path: Path | str, *, ranking_cache_bytes: int = 128 << 20, support_cache_bytes: int = 64 << 20
+        self,
+        path: Path | str,
+        *,
+        ranking_cache_bytes: int = 128 << 20,
+        support_cache_bytes: int = 64 << 20,
+        word_cache: int = 32_000,
     ) -> None:
         self._writing = Lock()
         self._reading = Lock()
@@ -137,7 +198,9 @@ class SqliteState:
         if memory:
             self._reading = self._writing
         self._ranking: _Cache[RankingFeatures] = _Cache(ranking_cache_bytes)
-        self._support: _Cache[SupportFeatures] = _Cache(support_cache_bytes)
+        self._details: _Cache[_Details] = _Cache(support_cache_bytes)
+        self._words = _WordTable(word_cache)
+        self._words_lock = Lock()
         self._centres: dict[tuple[str, str], CorpusCentre] = {}
         self._version = 0
 
@@ -176,7 +239,7 @@ class SqliteState:
             for table in ("points", "families", "texts", "words", "corpora", "calibrations", "applied"):
                 db.execute(f"DELETE FROM {table} WHERE project = ?", (project,))  # noqa: S608 - names are ours
         self._ranking.drop_project(project)
-        self._support.drop_project(project)
+        self._details.drop_project(project)
         self._centres.clear()
 
     def close(self) -> None:
@@ -266,19 +329,19 @@ class SqliteState:
 
     def support_features(self, project: str, text_hashes: Sequence[str]) -> dict[str, SupportFeatures]:
         """Return the features that the support signals need."""
-        found, missing = self._support.get(project, text_hashes)
+        found, missing = self._details.get(project, text_hashes)
         sql = (
             "SELECT text_hash, length(dense) / 4, sentences, words FROM texts JOIN text_details USING (id)"
             " WHERE project = ? AND text_hash IN ({})"
         )
         for text_hash, dimensions, sentences, words in list(self._in(sql, project, missing)):
-            features = SupportFeatures(
-                np.frombuffer(sentences, dtype=np.float16).reshape(-1, dimensions),
-                self._word_matrix(np.frombuffer(words, dtype=np.int32).tolist(), dimensions),
+            details = _Details(
+                np.frombuffer(sentences, dtype=np.float16).astype(np.float32).reshape(-1, dimensions),
+                np.frombuffer(words, dtype=np.int32),
             )
-            self._support.put(project, text_hash, features, len(sentences) + features.words.nbytes + 400)
-            found[text_hash] = features
-        return found
+            self._details.put(project, text_hash, details, len(sentences) * 2 + len(words) + 400)
+            found[text_hash] = details
+        return {h: SupportFeatures(d.sentences, self._word_rows(d)) for h, d in found.items()}
 
     def branches(self, project: str) -> tuple[str, ...]:
         """Return the branches of a project that have heads."""
@@ -383,13 +446,21 @@ class SqliteState:
         )
         return tuple(taken)
 
-    def _word_matrix(self, ids: Sequence[int], dimensions: int) -> np.ndarray[Any, np.dtype[np.float16]]:
-        rows: list[bytes] = []
-        for start in range(0, len(ids), CHUNK):
-            part = ids[start : start + CHUNK]
-            sql = f"SELECT vector FROM words WHERE id IN ({','.join('?' * len(part))})"  # noqa: S608 - marks only
-            rows += [row[0] for row in self._all(sql, part)]
-        return np.frombuffer(b"".join(rows), dtype=np.float16).reshape(-1, dimensions)
+    def _word_rows(self, details: _Details) -> Matrix:
+        with self._words_lock:
+            rows = self._words.rows(details.words)
+            if rows is None:
+                missing = self._words.missing(details.words)
+                vectors: dict[int, Any] = {}
+                for start in range(0, len(missing), CHUNK):
+                    part = missing[start : start + CHUNK]
+                    sql = f"SELECT id, vector FROM words WHERE id IN ({','.join('?' * len(part))})"  # noqa: S608 - marks only
+                    vectors.update((i, np.frombuffer(blob, dtype=np.float16)) for i, blob in self._all(sql, part))
+                self._words.add(vectors)
+                rows = self._words.rows(details.words)
+            if rows is None:  # a word that is named but not stored: the text was deleted meanwhile
+                return np.empty((0, details.sentences.shape[1]), dtype=np.float32)
+            return rows
 
     def _all(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         with self._reading:

@@ -57,7 +57,10 @@ BATCH: Final = 500
 STRUCTURAL_SCAN: Final = 500
 """Points with a structural match that are scored, at most, before the best are taken."""
 
+_ALL_ROLES: Final = frozenset(Role)
 _KEYWORDS: Final = (
+    "corpus",
+    "visible",
     "family",
     "revision",
     "branch",
@@ -223,7 +226,7 @@ class EdgeCollection:
                     continue
                 stored[p.point.id] = p.point.position
                 vector = {DENSE: dense, SPARSE: qe.SparseVector(list(p.sparse), list(p.sparse.values()))}
-                newest[p.point.id] = qe.Point(p.point.id, vector, p.point.payload())  # type: ignore[arg-type]  # arrays
+                newest[p.point.id] = qe.Point(p.point.id, vector, _payload(p.point))  # type: ignore[arg-type]  # arrays
             if newest:
                 shard.update(qe.UpdateOperation.upsert_points(list(newest.values())))
             return len(newest)
@@ -435,16 +438,32 @@ def _index_operations() -> list[qe.UpdateOperation]:
     ]
 
 
+def _payload(point: IndexPoint) -> dict[str, Any]:
+    """Return the stored payload: the point's own, and two keys that answer the usual filters in one condition."""
+    corpus = _corpus(point.project, point.branch)
+    return {**point.payload(), "corpus": corpus, "visible": "" if point.shadowed else corpus}
+
+
+def _corpus(project: str, branch: str) -> str:
+    return f"{project}\x1f{branch}"  # neither name can hold the separator
+
+
 def _conditions(where: PointFilter) -> list[Any]:
-    conditions: list[Any] = [_equals("project", where.project)]
-    # Every filter names the roles: a tombstone has one of its own and is never found.
-    conditions.append(qe.FieldCondition("role", match=qe.MatchAny(sorted(Role(r).value for r in where.roles))))
-    if where.branch is not None:
-        conditions.append(_equals("branch", where.branch))
+    conditions: list[Any] = []
+    if where.branch is None:
+        conditions.append(_equals("project", where.project))
+        if not where.with_shadowed:
+            conditions.append(_equals("shadowed", 0))
+        if where.roles == _ALL_ROLES:
+            conditions.append(qe.FieldCondition("role", match=qe.MatchAny([r.value for r in Role])))
+    else:
+        # A tombstone has neither key, so it is never found.
+        key = "corpus" if where.with_shadowed else "visible"
+        conditions.append(_equals(key, _corpus(where.project, where.branch)))
+    if where.roles != _ALL_ROLES:
+        conditions.append(qe.FieldCondition("role", match=qe.MatchAny([r.value for r in where.roles])))
     if where.family is not None:
         conditions.append(_equals("family", where.family))
-    if not where.with_shadowed:
-        conditions.append(_equals("shadowed", 0))
     if where.valid_at is not None:
         conditions.append(qe.FieldCondition("valid_from", range=qe.RangeFloat(lte=float(where.valid_at))))
         conditions.append(qe.FieldCondition("valid_to", range=qe.RangeFloat(gt=float(where.valid_at))))
