@@ -194,9 +194,8 @@ class _Search:
         scores = await asyncio.to_thread(lexical.bm25, self._query_terms(), texts)
         best = sorted(zip(scores, order, strict=True), key=lambda pair: (-pair[0], pair[1].family))
         kept = [(score, head) for score, head in best if score > 0.0][: 2 * self._profile.candidates]
-        known = {c.revision for c in self._candidates.values()}
         names = lexical.names(self._question.text)
-        self._add([_from_ledger(head, score, names) for score, head in kept if head.revision not in known])
+        self._add([_from_ledger(head, score, names) for score, head in kept])
 
     # --- 2. The ledger's word ---------------------------------------------------------------------------------------
 
