@@ -118,11 +118,11 @@ def _needs_of_mutation(change: Draft | Proposal) -> StateNeeds:
             return replace(none, heads=target, incoming=target, revisions=revision)
         case Deprecate():
             old, new = mutation.family_id, mutation.replacement_family_id
-            target = (old, branch)
+            both = frozenset({(old, branch), (new, branch)})
             return replace(
                 none,
-                heads=frozenset({target, (new, branch)}),
-                incoming=frozenset({target, (new, branch)}),
+                heads=both,
+                incoming=both,
                 pairs=frozenset({(branch, RelationKind.DEPRECATES, new, old)}),
                 reach=frozenset({(branch, RelationKind.DEPRECATES, old)}),
             )
@@ -161,7 +161,7 @@ class State:
     """Position of the last commit; 0 when there is none."""
     last_recorded_at: datetime | None = None
     """When the last commit was recorded."""
-    audit_tip: AuditTip = AuditTip()
+    audit_tip: AuditTip = field(default_factory=AuditTip)
     families: Mapping[str, Family] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     """Identity key or alias to the id of the family that owns it."""
