@@ -128,8 +128,11 @@ class VectorStore(Protocol):
     async def begin_rebuild(self, spec: CollectionSpec) -> Collection:
         """Return a new empty collection; leftovers of an abandoned rebuild are removed."""
 
-    async def swap(self, collection: Collection) -> Collection:
-        """Make a filled collection the live one, atomically, also for the next start; return the one before."""
+    async def swap(self, collection: Collection) -> Collection | None:
+        """Make a filled collection the live one, atomically, also for the next start; return the one before.
+
+        None when the one before is not open, because it is of another spec; it is removed.
+        """
 
     async def discard(self, collection: Collection) -> None:
         """Close and delete a collection that is not live."""

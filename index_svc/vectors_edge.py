@@ -318,24 +318,25 @@ class EdgeVectorStore:
         """Return a new empty collection."""
         for other in list(self._others.values()):
             await self.discard(other)
-        live = self._live_name()
-        for folder in self._collections():
-            if folder.name != live:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await self._remove_folders()
         collection = self._create(spec)
         self._others[collection.name] = collection
         return collection
 
-    async def swap(self, collection: Collection) -> EdgeCollection:
+    async def swap(self, collection: Collection) -> EdgeCollection | None:
         """Make a filled collection the live one."""
         new = self._others.get(collection.name)
         if new is None:
             raise ValueError(f"{collection.name} is not a collection being filled")
         await new.flush()
-        before = self.live
+        before = self._live
         self._point_to(new.name)
         self._live = self._others.pop(new.name)
-        self._others[before.name] = before
+        if before is not None:
+            self._others[before.name] = before
+        else:
+            # What was live could not be opened (another model): nobody reads it, and now nothing names it.
+            await self._remove_folders()
         return before
 
     async def discard(self, collection: Collection) -> None:
@@ -356,6 +357,13 @@ class EdgeVectorStore:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+    async def _remove_folders(self) -> None:
+        """Remove every collection that is neither live nor in use."""
+        kept = {self._live_name(), *self._others}
+        for folder in self._collections():
+            if folder.name not in kept:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _collections(self) -> list[Path]:
         return [p for p in sorted((self._root / "collections").iterdir()) if p.is_dir()]
