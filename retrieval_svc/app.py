@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from decisionssearch.retrieval.v1 import retrieval_service_pb2_grpc
@@ -25,15 +26,25 @@ LIMITS = Limits(list_lengths={"decisionssearch.index.v1.QueryVector.values": 4_0
 """A vector has more entries than any other list."""
 
 
+Background = Callable[[asyncio.Event], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class RetrievalApp:
     """The service, ready to be added to servers. It has no background work and holds nothing to close of its own."""
 
     service: RetrievalService
     servicers: Sequence[Callable[[Server], None]]
+    background: Sequence[tuple[str, Background]] = ()
 
     async def close(self) -> None:
         """Release what it holds: nothing; the channels belong to whoever made them."""
+
+    def add_to(self, host: Host) -> None:
+        """Let a host run the background work and release everything when it stops, as with the other services."""
+        host.on_stop("retrieval", self.close)
+        for name, run in self.background:
+            host.background(f"retrieval {name}", run)
 
 
 async def create_app(
@@ -71,6 +82,7 @@ async def serve(settings: RetrievalSettings, *, authenticator: Authenticator | N
             max_concurrent_calls=settings.max_concurrent_calls,
         )
         app = await create_app(settings, ledger=GrpcLedgerReader(ledger), index=GrpcCandidateSource(index))
+        app.add_to(host)
         server = host.serve(boundary, settings.bind)
         for add in app.servicers:
             add(server)

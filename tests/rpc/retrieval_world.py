@@ -4,6 +4,7 @@ The ledger keeps one timeline per family (valid time only) and answers the reads
 by shared words and returns whatever the test makes of that.
 """
 
+# ruff: noqa: N802, D102 - the methods of a servicer have the names of its RPCs, described in the contract
 from __future__ import annotations
 
 import asyncio

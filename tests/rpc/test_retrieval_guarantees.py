@@ -98,7 +98,7 @@ def assert_all_current(found: pb.SearchResponse, world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_lying_index_shows_nothing_stale(seed: int) -> None:
-    """R1: an index that lies about states, hashes, names and scores gets nothing past the ledger; k live hits come back."""
+    """R1: an index that lies about states, hashes, names and scores gets nothing past the ledger; k hits come back."""
     world = mixed_world(live=5)
     world.lie = lies(seed)
     async with running(world) as svc:

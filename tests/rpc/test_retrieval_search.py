@@ -197,7 +197,7 @@ async def test_branches_and_vector_reach_the_index(world: World) -> None:
 
 
 async def test_context_fits_its_budget(world: World) -> None:
-    """GetContext: markdown with state, validity and what was replaced, never over the budget; contents left out of search."""
+    """GetContext: markdown with state and validity, never over the budget; the search in it comes without contents."""
     world.add("Long rule", "refund " * 4_000)
     async with running(world) as svc:
         search = pb.SearchRequest(project=f"projects/{PROJECT}", text="refund window")
