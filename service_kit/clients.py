@@ -19,6 +19,7 @@ from service_kit.context import current_request_id, current_token, remaining_sec
 from service_kit.errors import deadline_exceeded
 from service_kit.ids import new_id
 from service_kit.limits import DEFAULT_MAX_MESSAGE_BYTES, TRANSPORT_FACTOR
+from service_kit.stream_status import StreamStream, StreamUnary
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 DEFAULT_STREAM_TIMEOUT_SECONDS: Final = 3_600.0
@@ -121,12 +122,14 @@ class _ServiceChannel(grpc.aio.Channel):
         return self._call(self._inner.unary_stream(*args, **kwargs), self._stream_timeout)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._inner.stream_unary(*args, **kwargs), self._stream_timeout)
+        return self._call(self._inner.stream_unary(*args, **kwargs), self._stream_timeout, StreamUnary)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._inner.stream_stream(*args, **kwargs), self._stream_timeout)
+        return self._call(self._inner.stream_stream(*args, **kwargs), self._stream_timeout, StreamStream)
 
-    def _call(self, inner: Any, default_timeout: float) -> Callable[..., Any]:
+    def _call(
+        self, inner: Any, default_timeout: float, decorate: Callable[[Any], Any] | None = None
+    ) -> Callable[..., Any]:
         def call(
             *request: Any,
             timeout: float | None = None,
@@ -134,13 +137,14 @@ class _ServiceChannel(grpc.aio.Channel):
             wait_for_ready: bool | None = None,
             **rest: Any,
         ) -> Any:
-            return inner(
+            made = inner(
                 *request,
                 timeout=effective_timeout(default_timeout if timeout is None else timeout),
                 metadata=self._metadata(metadata),
                 wait_for_ready=self._wait_for_ready if wait_for_ready is None else wait_for_ready,
                 **rest,
             )
+            return made if decorate is None else decorate(made)
 
         return call
 

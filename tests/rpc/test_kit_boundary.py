@@ -189,9 +189,8 @@ async def test_many_wrong_fields_fit_into_a_status() -> None:
 )
 async def test_no_call_without_a_credential(kind: str, authorization: str | None) -> None:
     """S1: a missing, malformed or unknown token is UNAUTHENTICATED, and the handler never runs."""
-    echo = Echo()
     metadata = (("authorization", authorization),) if authorization is not None else ()
-    async with running(echo) as served, grpc.aio.insecure_channel(served.server.address) as channel:
+    async with running(Echo()) as served, connect(served.server.address) as channel:
         stub = EchoStub(channel)
         method = getattr(stub, kind)
         argument = iter([Request()]) if kind in {"gather", "both"} else Request()
@@ -299,6 +298,7 @@ async def test_a_passed_deadline_stops_the_work() -> None:
 async def test_a_caller_that_leaves_stops_the_work() -> None:
     """S3: cancelling a stream closes the handler's generator at once and is no bug."""
     started, closed = asyncio.Event(), asyncio.Event()
+    active_at_close: list[int] = []
 
     async def endless(request: Request, context: Any) -> AsyncIterator[Request]:
         try:
@@ -306,6 +306,7 @@ async def test_a_caller_that_leaves_stops_the_work() -> None:
                 started.set()
                 yield request
         finally:
+            active_at_close.append(echo.server.boundary.active_calls)
             closed.set()
 
     with structlog.testing.capture_logs() as logs:
@@ -316,6 +317,8 @@ async def test_a_caller_that_leaves_stops_the_work() -> None:
             stream.cancel()
             await asyncio.wait_for(closed.wait(), 5)
             await wait_for(lambda: echo.server.boundary.active_calls == 0)
+    # The generator was closed within the call, not some time later by the garbage collector.
+    assert active_at_close == [1]
     assert [line["code"] for line in logs if line["event"] == "rpc"] == ["CANCELLED"]
     assert not [line for line in logs if line["event"] == "bug"]
 

@@ -129,3 +129,36 @@ async def test_both_directions_of_a_stream_work_through_the_decorator() -> None:
             assert (await stream.read()).message == text
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
+
+
+async def write_until_refused(stream: Any) -> None:
+    """Write for as long as the server lets us."""
+    while True:
+        await stream.write(Request(message="x"))
+
+
+async def test_a_refused_stream_of_requests_keeps_its_reason() -> None:
+    """S3: a server that ends a call while requests are still written is heard; it does not look broken."""
+    async with running(Echo(), token="wrong") as echo:
+        for _ in range(60):
+            requests = [Request(message="x")] * 5
+            error = await failure(echo.stub.gather(iter(requests)))
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            error = await failure(echo.stub.both(iter(requests)))
+            assert from_rpc_error(error).reason is Reason.UNAUTHENTICATED
+            stream = echo.stub.both()
+            error = await failure(write_until_refused(stream))
+            assert from_rpc_error(error).reason is Reason.UNAUTHENTICATED
+            assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stream_that_ends_early_and_well_just_ends() -> None:
+    """A server may answer before it has read every request: the reader sees the end, not an error."""
+
+    async def first_only(requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Request]:
+        yield await anext(requests)
+
+    async with running(Echo(both=first_only)) as echo:
+        for _ in range(60):
+            answers = [r.message async for r in echo.stub.both(iter([Request(message="um")] * 20))]
+            assert answers == ["um"]

@@ -274,6 +274,18 @@ def test_a_foreign_or_damaged_ledger_token_is_refused() -> None:
         assert refused.value.fields[0].field == "consistency.at_least_as_fresh"
 
 
+def test_no_byte_of_a_ledger_token_can_change_unnoticed() -> None:
+    """R2: a digit that fell over on the way is found, rather than taken for another position."""
+    value = ledger_token.encode("ledger-1", "billing", 7).value
+    raw = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
+    for index in range(len(raw)):
+        altered = bytearray(raw)
+        altered[index] ^= 1
+        damaged = base64.urlsafe_b64encode(altered).rstrip(b"=").decode()
+        with pytest.raises(InvalidRequest):
+            ledger_token.decode(common_pb2.LedgerToken(value=damaged), "f")
+
+
 def test_a_made_up_position_is_refused() -> None:
     """R2: a position that is no number of the ledger never reaches a store."""
     for position in ("-1", "1.5", "９", str(2**63), "", " 1"):
