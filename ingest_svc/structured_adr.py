@@ -9,6 +9,7 @@ from datetime import datetime
 
 from ingest_svc import document as doc
 from ingest_svc.domain import (
+    Action,
     Candidate,
     Category,
     Content,
@@ -83,6 +84,7 @@ _AMENDED_BY = re.compile(
 _RELATED = re.compile(r"\b(?:relates to|related to|relacionad[ao] (?:a|com)|ver tambem|see also)\b")
 _DEPENDS = re.compile(r"\b(?:depends on|requires|depende de|requer)\b")
 _NUMBER_IN_TITLE = re.compile(r"(?:adr|rad)?[ \-_#]{0,2}0*(\d{1,5})[ \t]*[.:)\-–—][ \t]*(.+)$", re.IGNORECASE)
+_STATUS_FIELDS = frozenset({"status", "estado", "situacao", "superseded-by", "substituida-por"})
 _BECAUSE = re.compile(
     r"\b(because|since it|as it|porque|pois|por ser|ja que|já que|uma vez que|in order to|para que)\b", re.IGNORECASE
 )
@@ -121,6 +123,8 @@ def looks_like_adr(clean: CleanObservation) -> bool:
 def read_adr(clean: CleanObservation) -> Candidate | None:
     """Read a decision record; None when the text holds neither a title nor a word of content."""
     observation = clean.observation
+    if observation.attributes.get("removed") == "true":
+        return _removal(clean)
     document = doc.parse(observation.text)
     parts, others = _parts(document)
     number, title = _title(clean, document)
@@ -131,7 +135,12 @@ def read_adr(clean: CleanObservation) -> Candidate | None:
         **doc.field_lines(parts.pop("fields", "")),
         **document.headers,
     }
-    key = observation.attributes.get("identity_key") or _identity(clean, number, title)
+    identified = observation.attributes.get("identity_key", "")
+    key = identified or _identity(clean, number, title)
+    stated = observation.attributes.get("status", "")
+    if stated:
+        # An importer that knows the status as of then says so: the text may be a later one.
+        fields = {name: value for name, value in fields.items() if name not in _STATUS_FIELDS} | {"status": stated}
     status = _status(fields, parts)
     decision = parts.get("decision", "")
     context = parts.get("context", "")
@@ -169,7 +178,7 @@ def read_adr(clean: CleanObservation) -> Candidate | None:
         category=category,
         identity_key=key,
         content=content,
-        valid_from=_valid_from(dated, observation.occurred_at),
+        valid_from=_valid_from(dated, observation.occurred_at, identified=bool(identified)),
         evidence=(
             EvidenceDraft(
                 kind=SourceKind.ADR,
@@ -198,7 +207,34 @@ def read_adr(clean: CleanObservation) -> Candidate | None:
     )
 
 
-def _valid_from(dated: datetime | None, occurred_at: datetime | None) -> datetime | None:
+def _removal(clean: CleanObservation) -> Candidate:
+    observation = clean.observation
+    key = observation.attributes.get("identity_key") or _identity(clean, None, observation.title)
+    return Candidate(
+        category=Category.DESIGN_RULE,
+        identity_key=key,
+        content=Content(title=observation.title or key),
+        action=Action.INVALIDATE,
+        valid_from=observation.occurred_at,
+        evidence=(
+            EvidenceDraft(
+                kind=SourceKind.ADR,
+                locator=observation.locator,
+                source_hash=clean.source_hash,
+                author=observation.author,
+                extractor=EXTRACTOR,
+                reliability=RELIABILITY,
+            ),
+        ),
+        extractor=EXTRACTOR,
+        reason=f"{key} was removed in {observation.locator}",
+    )
+
+
+def _valid_from(dated: datetime | None, occurred_at: datetime | None, *, identified: bool = False) -> datetime | None:
+    # An importer has weighed the record's own date already; the date stays the same in every later text of it.
+    if identified and occurred_at is not None:
+        return occurred_at
     # A date in the document is what its authors say; the commit or file only says when the text got there.
     return dated or occurred_at
 
