@@ -37,7 +37,7 @@ class Document:
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 _ATX = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _UNDERLINE = re.compile(r"([=\-~^\"'`+*#:.])\1{2,}[ \t]*$")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_COMMENT = re.compile(r"<!--(?:[^-]|-(?!->)){0,4000}-->")
 _HEADER = re.compile(
     r"(?:[-*][ \t]+)?(?:\*\*)?([^\W\d_][\w /\-]{0,40}?)(?:\*\*)?[ \t]*:(?:\*\*)?(?:[ \t]+(.*)|[ \t]*)$"
 )
@@ -289,7 +289,6 @@ def _day(year: int, month: int, day: int) -> datetime | None:
 
 _KEYED = re.compile(r"\b(adr|pep|rfc|kep|pr)[ \-_/#]{0,2}0*(\d{1,5})\b", re.IGNORECASE)
 _LINKED = re.compile(r"\(\s*<?([^\s()<>]+?\.(?:md|markdown|adoc|rst|txt))(?:#[^)\s]*)?>?\s*\)", re.IGNORECASE)
-_NUMBERED_FILE = re.compile(r"(?:^|[/\s(])(?:(adr|pep|rfc|kep)[-_]?)?0*(\d{1,5})[-_. ][\w.\- ]*$", re.IGNORECASE)
 _BARE_FILE = re.compile(
     r"(?<![\w/.\-])((?:[\w.\-]+/)*\d{1,5}[-_][\w.\-]+\.(?:md|markdown|adoc|rst|txt))\b", re.IGNORECASE
 )

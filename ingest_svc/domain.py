@@ -216,11 +216,12 @@ class Candidate:
 class Gate(StrEnum):
     """The gates of admission. Every one is evaluated for every candidate."""
 
-    PROJECT = "PROJECT"
-    EVIDENCE = "EVIDENCE"
-    IDENTITY = "IDENTITY"
-    CONTEXT = "CONTEXT"
-    WEIGHT = "WEIGHT"
+    PROJECT = "project"
+    EVIDENCE = "evidence"
+    IDENTITY = "identity"
+    DUPLICATE = "duplicate"
+    CONTEXT = "context"
+    WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +237,30 @@ class GateResult:
 
 
 class Disposition(StrEnum):
-    """What the identity gate found the candidate to be."""
+    """What the gates found the candidate to be."""
 
     NEW = "NEW"
     UPDATE = "UPDATE"
     REFINEMENT = "REFINEMENT"
     """New, and near to a memory that it will be proposed to refine; a person decides."""
     UNCHANGED = "UNCHANGED"
+    """What is published already."""
     INVALIDATION = "INVALIDATION"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the ledger holds under a candidate's identity."""
+
+    family: str
+    head: str
+    """Newest published revision."""
+    identity_key: str
+    category: Category
+    content: Content
+    valid_from: datetime | None = None
+    ended: bool = False
+    """Whether its validity ended, by invalidation or expiry: then the same content again is news."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +269,8 @@ class Similar:
 
     family: str
     score: float
-    identity_key: str = ""
-    title: str = ""
     head: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +281,7 @@ class Verdict:
     gates: tuple[GateResult, ...]
     weight: float
     similar: tuple[Similar, ...] = ()
+    """Neighbours near enough to be shown to a reviewer, nearest first."""
 
     @property
     def admitted(self) -> bool:
@@ -275,37 +292,3 @@ class Verdict:
     def failures(self) -> tuple[GateResult, ...]:
         """Every gate that refused."""
         return tuple(gate for gate in self.gates if not gate.passed)
-
-    @property
-    def needs_person(self) -> bool:
-        """Whether a policy may not approve this: similarity alone never decides."""
-        return self.disposition is Disposition.REFINEMENT
-
-
-class OutcomeKind(StrEnum):
-    """How the handling of an observation ended."""
-
-    PROPOSED = "PROPOSED"
-    NO_MEMORY = "NO_MEMORY"
-    REJECTED = "REJECTED"
-    DUPLICATE = "DUPLICATE"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one observation, with every reason."""
-
-    kind: OutcomeKind
-    reasons: tuple[GateResult, ...] = ()
-    """Of the gates that refused, for REJECTED."""
-    reason: str = ""
-    """Machine-readable, for NO_MEMORY, DUPLICATE and FAILED."""
-    detail: str = ""
-    retryable: bool = False
-    """For FAILED: sending the same observation again can succeed."""
-    proposals: tuple[str, ...] = ()
-    applied: bool = False
-    """Whether the proposals were approved by the project's policy and applied."""
-    notes: tuple[str, ...] = ()
-    """What the sender should know although it stopped nothing, e.g. a relation whose other end is not stored."""
