@@ -11,7 +11,7 @@ What an observation of a structured source (``SOURCE_KIND_ADR``, ``SOURCE_KIND_P
   identity_key   natural key of the document, e.g. ``adr/0007`` or ``pep/517``; always there
   path, sha      where it was
   subject        first line of the commit's message
-  status         status as of then; wins over what the text says, because the text may be a later one
+  status         status as of then, where the text is a later one; wins over what the text says
   (header)       other header fields as of then, lower case with ``_``: ``resolution``, ``replaces``, ``requires``...
                  Facts, nothing more: by themselves they make no relation
   removed        ``true``: the document was removed then; its validity ends

@@ -341,7 +341,8 @@ def _observe(
         if ended > start:
             yield start, _observation(version, start, status="Accepted", locator=f"{version.locator}#accepted")
             start = ended
-    yield start, _observation(version, start, status=record.status, locator=version.locator)
+    # Otherwise the text says it, and the extractor reads it there.
+    yield start, _observation(version, start, status="", locator=version.locator)
 
 
 def _observation(version: _Version, time: datetime, *, status: str, locator: str) -> ingest_pb2.RawObservation:

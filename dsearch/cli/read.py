@@ -1,0 +1,169 @@
+"""get, asof, history, diff, blame, lineage, changes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from dsearch.cli import inputs, show
+from dsearch.cli.frame import CommandError, Exit, Frame, command
+
+FamilyArgument = Annotated[
+    str, typer.Argument(help="Natural key (adr/0007), id or resource name of a memory.", show_default=False)
+]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the commands."""
+    _add_heads(app)
+    _add_history(app)
+    _add_graph(app)
+
+
+def _add_heads(app: typer.Typer) -> None:
+    @command(app, "get", acts_as="reader", branch=True, example="dsearch get adr/0007 --project ferrybox")
+    async def get(frame: Frame, family: FamilyArgument) -> None:
+        """Show a memory as it is now: content, state, evidence, what it replaces and what replaces it."""
+        project = frame.need_project()
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            head = await client.get_head(project, name, branch=frame.branch)
+        frame.print(*show.head_view(head))
+        frame.result(head)
+
+    @command(app, "asof", acts_as="reader", branch=True, example="dsearch asof adr/0004 2020-06-01 --project ferrybox")
+    async def asof(
+        frame: Frame,
+        family: FamilyArgument,
+        moment: Annotated[str, typer.Argument(help="A day (its start in UTC) or a time with its offset.")],
+        known_at: Annotated[str, typer.Option("--known-at", help="As the ledger knew it then.")] = "",
+    ) -> None:
+        """Show what held at a moment of the world, as known today or as known at a moment."""
+        project = frame.need_project()
+        valid_at = inputs.instant(moment, "MOMENT")
+        known = inputs.instant(known_at, "--known-at")
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            head = await client.get_head(project, name, branch=frame.branch, valid_at=valid_at, known_at=known)
+        frame.print(*show.head_view(head))
+        frame.result(head)
+
+
+def _add_history(app: typer.Typer) -> None:
+    @command(app, "history", acts_as="reader", branch=True, example="dsearch history adr/0007 --project ferrybox")
+    async def history(
+        frame: Frame,
+        family: FamilyArgument,
+        known_at: Annotated[str, typer.Option("--known-at", help="As the ledger knew it then.")] = "",
+    ) -> None:
+        """Show every revision: when it was in force, who asked, who approved, and why."""
+        project = frame.need_project()
+        known = inputs.instant(known_at, "--known-at")
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            steps = [s async for s in client.history(name, branch=frame.branch, known_at=known)]
+        frame.print(*show.history_view(steps))
+        frame.result({"family": name, "history": steps})
+
+    @command(app, "diff", acts_as="reader", branch=True, example="dsearch diff adr/0007 --project ferrybox")
+    async def diff(
+        frame: Frame,
+        family: FamilyArgument,
+        old: Annotated[str, typer.Argument(help="Older revision; default: the one before the newest.")] = "",
+        new: Annotated[str, typer.Argument(help="Newer revision; default: the newest.")] = "",
+    ) -> None:
+        """Show the differences between two revisions of a memory, field by field."""
+        project = frame.need_project()
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            steps = [s.revision.name async for s in client.history(name, branch=frame.branch)]
+            before = _pick(steps, old, name, 1)
+            after = _pick(steps, new, name, 0)
+            changes = await client.diff(before, after)
+        frame.print(*(show.diff_view(changes) if changes else [Text("no difference", style="dim")]))
+        frame.result({"from_revision": before, "to_revision": after, "changes": list(changes)})
+
+    @command(app, "blame", acts_as="reader", branch=True, example="dsearch blame adr/0007 --project ferrybox")
+    async def blame(
+        frame: Frame,
+        family: FamilyArgument,
+        revision: Annotated[str, typer.Option("--revision", help="Revision to explain; default: the newest.")] = "",
+    ) -> None:
+        """Show for each field which revision set it, who asked, who approved, why, and on what evidence."""
+        project = frame.need_project()
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            wanted = inputs.revision(name, revision) if revision else ""
+            fields = await client.blame(name, branch=frame.branch, revision=wanted)
+        for field in fields:
+            frame.print(Text(f"{field.field:<14} ", style="bold").append(show.clip(field.value, 90)))
+            approved = ", ".join(show.who(a) for a in field.approvers) or "nobody"
+            made = f"{show.short(field.revision)} on {show.when(field.record_time)} by {show.who(field.author)}"
+            frame.print(Padding(Text(f"{made}, approved by {approved}: {field.reason}", style="dim"), (0, 0, 0, 15)))
+            if field.evidence:
+                text = Text(show.evidence_summary(field.evidence), style="dim")
+                frame.print(Padding(text, (0, 0, 0, 15)))
+        frame.result({"family": name, "fields": list(fields)})
+
+
+def _pick(revisions: list[str], wanted: str, family: str, default: int) -> str:
+    """Return a revision by name, id or the end of its id; without one, the one at a place in the history."""
+    if not wanted:
+        if default >= len(revisions):
+            raise CommandError(f"{family} has only one revision", "there is nothing to compare it with", Exit.NOT_FOUND)
+        return revisions[default]
+    found = [name for name in revisions if name.endswith(wanted)]
+    if len(found) != 1:
+        raise CommandError(f"{len(found)} revisions end in {wanted!r}", "`dsearch history` lists them", Exit.NOT_FOUND)
+    return found[0]
+
+
+def _add_graph(app: typer.Typer) -> None:
+    @command(app, "lineage", acts_as="reader", branch=True, example="dsearch lineage adr/0007 --project ferrybox")
+    async def lineage(
+        frame: Frame,
+        family: FamilyArgument,
+        depth: Annotated[int, typer.Option("--depth", help="Steps to follow.", min=1, max=5)] = 2,
+    ) -> None:
+        """Show the graph around a memory: what it replaces, what replaces it, what rests on it."""
+        project = frame.need_project()
+        async with frame.connect() as client:
+            name = await inputs.family(client, project, family)
+            graph = await client.lineage(name, branch=frame.branch, depth=depth)
+        heads = {head.family.name: head for head in graph.heads}
+        for head in graph.heads:
+            line = Text(show.label(head.family), style="bold").append(f"  {head.revision.content.title}  ")
+            frame.print(line.append_text(show.state_text(head.state)))
+            for relation in graph.relations:
+                if relation.source_family == head.family.name:
+                    other = heads.get(relation.target_family)
+                    where = show.label(other.family) if other is not None else relation.target_family
+                    why = f": {relation.rationale}" if relation.rationale else ""
+                    text = Text(f"{show.relation_of(relation.kind)} → {where}{why}", style="yellow")
+                    frame.print(Padding(text, (0, 0, 0, 3)))
+        if graph.truncated:
+            frame.note("the graph is larger; the farthest memories were left out")
+        frame.result(graph)
+
+    @command(app, "changes", acts_as="reader", example="dsearch changes --project ferrybox --after 40")
+    async def changes(
+        frame: Frame,
+        after: Annotated[int, typer.Option("--after", help="Only commits after this position.", min=0)] = 0,
+        limit: Annotated[int, typer.Option("--limit", "-n", help="Most commits.", min=1)] = 50,
+    ) -> None:
+        """List the commits of a project in order."""
+        project = frame.need_project()
+        found = []
+        async with frame.connect() as client:
+            async for change in client.changes(project, after=after):
+                found.append(change)
+                if len(found) >= limit:
+                    break
+        for change in found:
+            line = Text(f"{change.position:>6}  ", style="dim").append(f"{change.mutation:<16} ", style="bold")
+            line.append(f"{show.when(change.record_time)}  {show.who(change.requester)}  ")
+            frame.print(line.append(show.clip(change.reason, 60), style="dim"))
+        frame.result(found)
