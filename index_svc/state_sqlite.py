@@ -57,8 +57,9 @@ CREATE TABLE texts (
 CREATE TABLE text_details (
     id INTEGER PRIMARY KEY REFERENCES texts (id) ON DELETE CASCADE, sentences BLOB NOT NULL, words BLOB NOT NULL
 ) STRICT;
-CREATE TABLE words (
-    id INTEGER PRIMARY KEY, project TEXT NOT NULL, word TEXT NOT NULL, vector BLOB NOT NULL, UNIQUE (project, word)
+CREATE TABLE words (  -- ids are never used twice: memory keeps vectors by id
+    id INTEGER PRIMARY KEY AUTOINCREMENT, project TEXT NOT NULL, word TEXT NOT NULL, vector BLOB NOT NULL,
+    UNIQUE (project, word)
 ) STRICT;
 CREATE TABLE corpora (
     id INTEGER PRIMARY KEY, project TEXT NOT NULL, branch TEXT NOT NULL, documents INTEGER NOT NULL,
@@ -164,9 +165,10 @@ class _WordTable:
                 wider[: self._used] = self._matrix[: self._used]
             self._matrix = wider
         for i, vector in vectors.items():
-            self._matrix[self._used] = vector
-            self._row_of[i] = self._used
-            self._used += 1
+            if self._row_of[i] < 0:
+                self._matrix[self._used] = vector
+                self._row_of[i] = self._used
+                self._used += 1
 
 
 class SqliteState:
@@ -214,7 +216,8 @@ class SqliteState:
                 db.executemany("INSERT OR IGNORE INTO words (project, word, vector) VALUES (?, ?, ?)", rows)
             for project, texts in batch.texts.items():
                 self._insert_texts(db, project, texts)
-            taken = self._apply_projections(db, batch.projections)
+            given = {(project, t.text_hash) for project, texts in batch.texts.items() for t in texts}
+            taken = self._apply_projections(db, batch.projections, given)
             for project, position in batch.applied.items():
                 db.execute(
                     "INSERT INTO applied VALUES (?, ?) ON CONFLICT (project) DO UPDATE"
@@ -409,10 +412,12 @@ class SqliteState:
                 (row[0], text.sentences.astype(np.float16).tobytes(), np.array(ids, dtype=np.int32).tobytes()),
             )
 
-    def _apply_projections(self, db: sqlite3.Connection, projections: Sequence[Projection]) -> tuple[bool, ...]:
+    def _apply_projections(
+        self, db: sqlite3.Connection, projections: Sequence[Projection], given: set[tuple[str, str]]
+    ) -> tuple[bool, ...]:
         taken: list[bool] = []
         changes: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        dropped: set[tuple[str, str]] = set()
+        dropped = set(given)  # a refused projection must not leave its texts behind
         for projection in projections:
             key = (projection.project, projection.branch, projection.family)
             stored = db.execute(
@@ -450,17 +455,22 @@ class SqliteState:
         with self._words_lock:
             rows = self._words.rows(details.words)
             if rows is None:
-                missing = self._words.missing(details.words)
-                vectors: dict[int, Any] = {}
-                for start in range(0, len(missing), CHUNK):
-                    part = missing[start : start + CHUNK]
-                    sql = f"SELECT id, vector FROM words WHERE id IN ({','.join('?' * len(part))})"  # noqa: S608 - marks only
-                    vectors.update((i, np.frombuffer(blob, dtype=np.float16)) for i, blob in self._all(sql, part))
-                self._words.add(vectors)
+                self._words.add(self._load_words(self._words.missing(details.words)))
                 rows = self._words.rows(details.words)
-            if rows is None:  # a word that is named but not stored: the text was deleted meanwhile
+            if rows is None:  # the table was full and started again without the words that were there
+                self._words.add(self._load_words(details.words.tolist()))
+                rows = self._words.rows(details.words)
+            if rows is None:  # a word that is named but not stored: the project was deleted meanwhile
                 return np.empty((0, details.sentences.shape[1]), dtype=np.float32)
             return rows
+
+    def _load_words(self, ids: Sequence[int]) -> dict[int, NDArray[np.float16]]:
+        vectors: dict[int, NDArray[np.float16]] = {}
+        for start in range(0, len(ids), CHUNK):
+            part = ids[start : start + CHUNK]
+            sql = f"SELECT id, vector FROM words WHERE id IN ({','.join('?' * len(part))})"  # noqa: S608 - marks only
+            vectors.update((i, np.frombuffer(blob, dtype=np.float16)) for i, blob in self._all(sql, part))
+        return vectors
 
     def _all(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
         with self._reading:
