@@ -33,7 +33,7 @@ class Evidence:
 
     support_z: float | None
     strength: float
-    """Strength of the best candidate, live or held back."""
+    """Strength of the best candidate, live or held back; looked at only without a support."""
     exact: bool
     """A family that may be shown holds exactly what the question names, or is new and has its words."""
     live_best: float | None

@@ -26,7 +26,7 @@ def compose(
 
 def rank_key(scored: Scored) -> tuple[float, tuple[float, ...], str, str]:
     """Return what to sort by, best first: final score, tie-breaks, and names so that the order is always the same."""
-    ties = tuple(-value for value in scored.tie_break)
+    ties = tuple([-value for value in scored.tie_break])
     return (-round(scored.final, _DIGITS), ties, scored.candidate.family, scored.candidate.revision)
 
 

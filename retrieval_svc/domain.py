@@ -119,11 +119,11 @@ class Question:
     include_rejected: bool = False
     min_evidence: int = 0
     verified_evidence_only: bool = False
+    family_prefix: str = field(init=False)
+    """What the name of every family of the project begins with."""
 
-    @property
-    def family_prefix(self) -> str:
-        """What the name of every family of the project begins with."""
-        return f"projects/{self.project}/families/"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "family_prefix", f"projects/{self.project}/families/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from retrieval_svc.domain import (
 from retrieval_svc.lexical import shared_words
 
 MAX_WORDS: Final = 6
+LOOKED_AT_CHARS: Final = 1_000
+"""How much of a memory (its title first) is looked at for words to name."""
 NEAR_MEANING: Final = 0.3
 """Least cosine that is called near in meaning."""
 
@@ -91,14 +93,14 @@ def replaced_by_hit(ranked: Ranked, head: LedgerHead, heads: Mapping[str, Ledger
 
 
 def reasons(
-    question: str,
+    question: Sequence[tuple[str, frozenset[str]]],
     ranked: Ranked,
     head: LedgerHead,
     replaced: Sequence[Replaced],
     *,
     newer_than_index: bool,
 ) -> tuple[str, ...]:
-    """Return why a hit is here, a sentence each."""
+    """Return why a hit is here, a sentence each; ``question`` is its words with their terms."""
     detail = head.detail or HeadDetail("", "")
     candidate, origin = ranked.best.candidate, origin_of(ranked, head)
     sentences: list[str] = []
@@ -107,7 +109,7 @@ def reasons(
         sentences.append(_succession(old, same_family=not ranked.lent_by))
     if origin is Origin.LEDGER_TAIL:
         sentences.append("read from the ledger, because the index does not hold it yet")
-    words = shared_words(question, detail.text, MAX_WORDS)
+    words = shared_words(question, detail.text[:LOOKED_AT_CHARS], MAX_WORDS)
     if words:
         sentences.append(f"matches the words: {', '.join(words)}")
     if candidate.structural:

@@ -26,9 +26,12 @@ def sane(value: float | None, low: float, high: float) -> float | None:
 
 def scores_of(candidate: Candidate) -> dict[str, float]:
     """Return the scores of a candidate that can be used, by name."""
-    dense, sparse = sane(candidate.dense, -1.0, 1.0), sane(candidate.sparse, 0.0, MAX_SPARSE)
-    found = {"dense": dense, "sparse": sparse}
-    return {name: value for name, value in found.items() if value is not None}
+    found = {}
+    if (dense := sane(candidate.dense, -1.0, 1.0)) is not None:
+        found["dense"] = dense
+    if (sparse := sane(candidate.sparse, 0.0, MAX_SPARSE)) is not None:
+        found["sparse"] = sparse
+    return found
 
 
 def strength(candidate: Candidate) -> float:
@@ -50,11 +53,12 @@ def _weighted(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> 
     """
     all_scores = [scores_of(c) for c in candidates]
     alive = {n for c, found in zip(candidates, all_scores, strict=True) if not c.from_ledger for n in found}
+    parts = [(name, weight) for name, weight in weights.items() if name in alive]
     result = []
     for candidate, found in zip(candidates, all_scores, strict=True):
-        counted = found.keys() if candidate.from_ledger else alive
-        total = sum(weights.get(name, 0.0) for name in counted)
-        fused = sum(weights.get(n, 0.0) * found.get(n, 0.0) for n in counted) / total if total > 0 else 0.0
+        counted = [(n, w) for n, w in weights.items() if n in found] if candidate.from_ledger else parts
+        total = sum([weight for _, weight in counted])
+        fused = sum([weight * found.get(name, 0.0) for name, weight in counted]) / total if total > 0 else 0.0
         result.append(Fused(candidate, fused, max(0.0, fused)))
     return result
 

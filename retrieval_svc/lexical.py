@@ -116,15 +116,18 @@ def bm25(query: Sequence[str], texts: Sequence[str]) -> list[float]:
     return scores
 
 
-def shared_words(question: str, text: str, at_most: int) -> list[str]:
-    """Return words of a question that a text has too, as the question spells them, in order."""
-    has = set(terms(text))
-    found: dict[str, str] = {}
+def spelled_words(question: str) -> list[tuple[str, frozenset[str]]]:
+    """Return the distinct words of a question as it spells them, each with its terms; those without are left out."""
+    found: dict[str, tuple[str, frozenset[str]]] = {}
     for raw in question.split():
         word = raw.strip(".,;:!?\"'`()[]{}<>*")
-        own = terms(word)
-        if own and any(term in has for term in own):
-            found.setdefault(fold(word), word)
-        if len(found) == at_most:
-            break
-    return list(found.values())
+        own = frozenset(terms(word))
+        if own:
+            found.setdefault(fold(word), (word, own))
+    return list(found.values())[:MAX_QUERY_TERMS]
+
+
+def shared_words(words: Sequence[tuple[str, frozenset[str]]], text: str, at_most: int) -> list[str]:
+    """Return the words (of :func:`spelled_words`) that a text has too, in order."""
+    has = frozenset(terms(text))
+    return [word for word, own in words if not own.isdisjoint(has)][:at_most]

@@ -104,6 +104,7 @@ class _Search:
         self._moment = (question.valid_at or self._now).timestamp()
         self._branches = question.branches or profile.branches
         self._terms: list[str] | None = None
+        self._spelled: Sequence[tuple[str, frozenset[str]]] | None = None
 
         self._candidates: dict[tuple[str, str], Candidate] = {}
         self._heads: dict[str, LedgerHead] = {}
@@ -123,6 +124,7 @@ class _Search:
         self._suppressed_late: dict[str, str] = {}
         self._exact: frozenset[str] = frozenset()
         self._indexed_revisions: frozenset[str] = frozenset()
+        self._broken: tuple[str, ...] = ()
 
     async def answer(self) -> Answer:
         """Run the steps."""
@@ -257,7 +259,7 @@ class _Search:
             self._moment,
         )
         showable = {f for f, head in self._heads.items() if not verdict(head, self._question)}
-        self._verdicts = dict(sorted_out.verdicts)
+        self._verdicts, self._broken = dict(sorted_out.verdicts), sorted_out.broken
         self._ranked, self._held = rank(scored, self._heads, showable, self._verdicts, self._moment)
         self._indexed_revisions = frozenset(c.revision for c in sorted_out.usable if not c.from_ledger)
         self._stored = self._stored or any(
@@ -281,11 +283,11 @@ class _Search:
 
     async def _repair(self) -> None:
         """Match here what the index holds with a wrong hash: its score there was of something else."""
-        sorted_out = sort_out(list(self._candidates.values()), self._heads, self._question, self._moment)
-        if not sorted_out.broken:
+        broken = self._broken
+        if not broken:
             return
-        self._degrade("index", f"{len(sorted_out.broken)} memories are not as the ledger has them; run a repair")
-        for family in sorted_out.broken:
+        self._degrade("index", f"{len(broken)} memories are not as the ledger has them; run a repair")
+        for family in broken:
             for key in [k for k in self._candidates if k[0] == family]:
                 candidate = self._candidates[key]
                 head = self._heads[family]
@@ -293,7 +295,7 @@ class _Search:
                 if wrong and not candidate.from_ledger:
                     del self._candidates[key]
             self._suppressed_late[family] = HeldBack.HASH
-        await self._match_here(sorted_out.broken)
+        await self._match_here(broken)
         self._rank()
 
     # --- 4. What will be shown --------------------------------------------------------------------------------------
@@ -394,7 +396,7 @@ class _Search:
             origin=explain.origin_of(ranked, head),
             ranked=ranked,
             replaced=replaced,
-            reasons=explain.reasons(question.text, ranked, head, replaced, newer_than_index=newer),
+            reasons=explain.reasons(self._words(), ranked, head, replaced, newer_than_index=newer),
             newer_than_index=newer,
         )
 
@@ -429,9 +431,10 @@ class _Search:
             Held(r.family, gone[r.family], r.best) for r in self._ranked if gone.get(r.family) == HeldBack.EVIDENCE
         ]
         held.sort(key=lambda h: -h.score.final)
-        pool = [r.best for r in self._ranked] + [h.score for h in self._held]
+        z = abstain.support_z(self._support)
+        pool = [*(r.best for r in self._ranked), *(h.score for h in self._held)] if z is None else []
         return abstain.Evidence(
-            support_z=abstain.support_z(self._support),
+            support_z=z,
             strength=max((strength(s.candidate) for s in pool), default=0.0),
             exact=any(r.family in self._exact or _new_and_matching(r) for r in live),
             live_best=live[0].best.final if live else None,
@@ -481,6 +484,11 @@ class _Search:
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
+
+    def _words(self) -> Sequence[tuple[str, frozenset[str]]]:
+        if self._spelled is None:
+            self._spelled = lexical.spelled_words(self._question.text)
+        return self._spelled
 
     def _query_terms(self) -> list[str]:
         if self._terms is None:

@@ -7,14 +7,14 @@ filters. Its state, text and validity are always the ledger's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from retrieval_svc.domain import Candidate, HeldBack, LedgerHead, Question, State
 
-_UUID_CHARS: Final = 36
-_UUID_ALPHABET: Final = frozenset("0123456789abcdef-")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,14 @@ def own_families(candidates: Iterable[Candidate], question: Question) -> list[st
 def is_own(family: str, question: Question) -> bool:
     """Return whether a name is well formed and of the project asked."""
     prefix = question.family_prefix
-    ident = family[len(prefix) :]
-    return family.startswith(prefix) and len(ident) == _UUID_CHARS and _UUID_ALPHABET.issuperset(ident)
+    return family.startswith(prefix) and _UUID.fullmatch(family, len(prefix)) is not None
 
 
 def verdict(head: LedgerHead | None, question: Question) -> str:
     """Return ``""`` when a head may be shown, else why not."""
     if head is None or head.branch != question.branch or not head.revision:
         return HeldBack.MISSING
-    if not is_own(head.family, question) or not head.revision.startswith(f"{head.family}/"):
+    if not head.family.startswith(question.family_prefix) or not head.revision.startswith(f"{head.family}/"):
         return HeldBack.FOREIGN
     if question.scopes and head.scope not in question.scopes:
         return HeldBack.FILTER

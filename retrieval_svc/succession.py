@@ -68,11 +68,13 @@ def rank(
     held: list[Held] = []
     for family, items in by_family.items():
         head = heads[family]
-        top = min(items, key=rank_key)
+        top = items[0] if len(items) == 1 else min(items, key=rank_key)
         current = [i for i in items if i.candidate.revision == head.revision]
         if current:
             own[family] = min(current, key=rank_key)
         _offer(best, family, top)
+        if family in showable and head.state in ANSWERS:
+            continue
         chains = successors(family, heads, moment_seconds)
         for heir, chain in chains.items():
             _offer(best, heir, top)

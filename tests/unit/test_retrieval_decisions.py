@@ -33,7 +33,7 @@ from retrieval_svc.domain import (
     Verdict,
 )
 from retrieval_svc.explain import day, origin_of, reasons, replaced_by_hit
-from retrieval_svc.lexical import bm25, coverage, names, query_terms, shared_words, terms
+from retrieval_svc.lexical import bm25, coverage, names, query_terms, shared_words, spelled_words, terms
 from retrieval_svc.profiles import shipped_profiles
 from retrieval_svc.reconcile import sort_out, verdict
 
@@ -303,7 +303,7 @@ def test_reasons_are_sentences_about_what_matters() -> None:
     )
     shown = head(state=State.EXPIRED, detail=detail)
     replaced = replaced_by_hit(ranked, shown, {})
-    assert reasons("refund please", ranked, shown, replaced, newer_than_index=True) == (
+    assert reasons(spelled_words("refund please"), ranked, shown, replaced, newer_than_index=True) == (
         'replaced rule/2 "Old", which matches best, on 1970-01-01: law',
         "matches the words: refund",
         "has what the question names: file:a.py",
@@ -395,7 +395,7 @@ def test_any_text_has_a_score(question: str, texts: list[str]) -> None:
         assert 0.0 <= coverage(query, text) <= 1.0
     if query:
         assert coverage(query, question) == 1.0
-    shared_words(question, " ".join(texts), 5)
+    shared_words(spelled_words(question), " ".join(texts), 5)
 
 
 def test_bm25_prefers_the_rare_word() -> None:
@@ -409,4 +409,7 @@ def test_bm25_prefers_the_rare_word() -> None:
 
 def test_shared_words_are_spelled_as_asked() -> None:
     """An explanation uses the words of the question."""
-    assert shared_words("Qual é a Decisão, sobre prazos?", "decisao de prazo", 5) == ["Decisão", "prazos"]
+    assert shared_words(spelled_words("Qual é a Decisão, sobre prazos?"), "decisao de prazo", 5) == [
+        "Decisão",
+        "prazos",
+    ]
