@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ingest_svc.domain import RawObservation
+from ingest_svc.domain import Content, EvidenceDraft, RawObservation
 from ingest_svc.personal_data import PERSONAL
 from ingest_svc.secret_assignments import assignment_spans, is_secret_key, is_secret_value
 from ingest_svc.secret_shapes import Span, header_spans, pem_spans, token_spans, url_spans
@@ -88,6 +89,48 @@ def sanitise_observation(observation: RawObservation) -> tuple[RawObservation, M
         attributes=attributes,
     )
     return clean_observation, dict(found)
+
+
+def sanitise_content(content: Content) -> tuple[Content, Counter[str]]:
+    """Sanitise every text field of a content, however it was come by."""
+    found: Counter[str] = Counter()
+
+    def take(text: str) -> str:
+        done = sanitise(text)
+        found.update(done.findings)
+        return done.text
+
+    changes: dict[str, Any] = {}
+    for name in Content.__dataclass_fields__:
+        value = getattr(content, name)
+        # An enumeration is a str as well, and none of ours holds a secret.
+        if type(value) is str:
+            changes[name] = take(value)
+        elif isinstance(value, tuple):
+            changes[name] = tuple(take(item) for item in value)
+        elif isinstance(value, Mapping):
+            changes[name], in_mapping = sanitise_mapping(value)
+            found.update(in_mapping)
+    return replace(content, **changes), found
+
+
+def sanitise_evidence(evidence: EvidenceDraft) -> tuple[EvidenceDraft, Counter[str]]:
+    """Sanitise the text fields of an evidence."""
+    found: Counter[str] = Counter()
+
+    def take(text: str) -> str:
+        done = sanitise(text)
+        found.update(done.findings)
+        return done.text
+
+    clean_evidence = replace(
+        evidence,
+        locator=take(evidence.locator),
+        excerpt=take(evidence.excerpt),
+        author=take(evidence.author),
+        claim=take(evidence.claim),
+    )
+    return clean_evidence, found
 
 
 def clip(sanitised: Sanitised, limit: int) -> str:
