@@ -179,6 +179,11 @@ class ChainVerifier:
     _tip: AuditTip = field(default_factory=AuditTip)
     _expected: dict[tuple[RecordKind, str], tuple[int, str]] = field(default_factory=dict)
 
+    @property
+    def chain_head(self) -> str:
+        """Hash of the newest entry seen."""
+        return self._tip.entry_hash
+
     def entry(self, entry: AuditEntry) -> list[ChainProblem]:
         """Check one entry: its place, its link to the one before, its own hash."""
         problems: list[ChainProblem] = []
