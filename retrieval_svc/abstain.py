@@ -140,7 +140,7 @@ def _held_back(held: Held, evidence: Evidence) -> Verdict:
         )
     return _abstain(
         AbstentionReason.ONLY_SUPERSEDED,
-        f"what matches is no longer in force ({held.reason}), and nothing in force replaced it",
+        f"what matches is not in force ({held.reason}), and nothing in force replaced it",
     )
 
 

@@ -103,6 +103,7 @@ class _Search:
         self._now = pipeline.clock.now()
         self._moment = (question.valid_at or self._now).timestamp()
         self._branches = question.branches or profile.branches
+        self._all_scores = set(Branch) <= set(self._branches)
         self._terms: list[str] | None = None
         self._spelled: Sequence[tuple[str, frozenset[str]]] | None = None
 
@@ -237,15 +238,18 @@ class _Search:
             return
         found = await self._ledger.heads(self._question, families, View.BASIC, token=self._token)
         self._learn(found.by_family, found.token, found.position)
-        wanted = set(families)
+        wanted, new = set(families), 0
         for head in found.by_family.values():
             known = self._candidates.get((head.family, head.revision))
             if head.family not in wanted or (known is not None and known.content_hash == head.content_hash):
                 continue
+            new += 1
             score = lexical.coverage(self._query_terms(), head.detail.text if head.detail else "")
             if score > 0.0:
                 names = lexical.names(self._question.text)
                 self._candidates[head.family, head.revision] = _from_ledger(head, score, names)
+        if new:
+            self._degrade("tail", f"{new} memories that the index does not hold yet were matched by their words only")
 
     def _rank(self) -> None:
         """Run the pure stages over what is known."""
@@ -308,9 +312,10 @@ class _Search:
             return []
         if self._has_enough():
             return await self._read_hits()
-        hits, missed = await asyncio.gather(self._read_hits(), self._ledger_has_more())
-        if not missed:
-            return hits
+        async with asyncio.TaskGroup() as both:
+            hits, missed = both.create_task(self._read_hits()), both.create_task(self._ledger_has_more())
+        if not missed.result():
+            return hits.result()
         await self._scan()
         await self._check()
         return await self._read_hits()
@@ -465,7 +470,18 @@ class _Search:
 
     def _add(self, candidates: Sequence[Candidate]) -> None:
         for candidate in candidates:
-            self._candidates.setdefault((candidate.family, candidate.revision), candidate)
+            self._candidates.setdefault((candidate.family, candidate.revision), self._by_ways_asked(candidate))
+
+    def _by_ways_asked(self, candidate: Candidate) -> Candidate:
+        """Return the candidate without the scores of ways that were not asked for: the index sends all it has."""
+        if candidate.from_ledger or self._all_scores:
+            return candidate
+        return replace(
+            candidate,
+            dense=candidate.dense if Branch.DENSE in self._branches else None,
+            sparse=candidate.sparse if Branch.SPARSE in self._branches else None,
+            structural=candidate.structural if Branch.STRUCTURAL in self._branches else (),
+        )
 
     def _learn(self, heads: Mapping[str, LedgerHead], token: str, position: int) -> None:
         self._heads.update(heads)

@@ -209,6 +209,7 @@ async def test_write_is_found_before_it_is_indexed() -> None:
         found = await svc.search("chargeback handling", consistency={"at_least_as_fresh": world.token()})
     assert titles(found)[0] == "Chargeback handling"
     assert found.hits[0].origin == pb.HIT_ORIGIN_LEDGER_TAIL
+    assert [d.part for d in found.degraded] == ["tail"]
     assert found.freshness.index_position < found.freshness.ledger_position
     assert ledger_token.decode(found.freshness.token, "token").position == world.position
 
@@ -269,7 +270,7 @@ async def test_index_from_another_history_is_not_believed() -> None:
         found = await svc.search("refund window", consistency={"at_least_as_fresh": world.token()})
     assert titles(found) == ["Refund window"]
     assert found.freshness.index_position == 0
-    assert [d.part for d in found.degraded] == ["index"]
+    assert [d.part for d in found.degraded] == ["index", "tail"]
 
 
 async def test_token_of_the_future_is_refused_by_the_ledger() -> None:

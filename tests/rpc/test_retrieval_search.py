@@ -196,6 +196,17 @@ async def test_branches_and_vector_reach_the_index(world: World) -> None:
     assert request.measure_support
 
 
+async def test_one_way_alone_ranks_by_its_score_alone(world: World) -> None:
+    """A search by one way uses no score of another, though the index sends all: an ablation measures what it says."""
+    async with running(world) as svc:
+        dense = await svc.search("refund window", branches=[ipb.SEARCH_BRANCH_DENSE])
+        sparse = await svc.search("refund window", branches=[ipb.SEARCH_BRANCH_SPARSE])
+    assert dense.hits[0].score.HasField("dense")
+    assert not dense.hits[0].score.HasField("sparse")
+    assert sparse.hits[0].score.HasField("sparse")
+    assert not sparse.hits[0].score.HasField("dense")
+
+
 async def test_context_fits_its_budget(world: World) -> None:
     """GetContext: markdown with state and validity, never over the budget; the search in it comes without contents."""
     world.add("Long rule", "refund " * 4_000)
