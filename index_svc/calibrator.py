@@ -59,8 +59,5 @@ class Calibrator:
 
     async def _bank(self) -> list[Question]:
         if not self._questions:
-            questions = [await self._searcher.ask(text) for _, text in offtopic_questions()]
-            if any(q.vector is None for q in questions):
-                return []
-            self._questions = questions
+            self._questions = await self._searcher.ask_many([text for _, text in offtopic_questions()])
         return self._questions

@@ -31,15 +31,28 @@ def distinct_words(text: EmbeddingText) -> tuple[str, ...]:
 
 
 async def compute_features(
-    embedder: Embedder, texts: Sequence[EmbeddingText], known_words: frozenset[str] = frozenset()
+    embedder: Embedder,
+    texts: Sequence[EmbeddingText],
+    known_words: frozenset[str] = frozenset(),
+    stored: Mapping[str, TextFeatures] | None = None,
 ) -> ComputedTexts:
-    """Return the features of texts; equal texts are computed once. Vectors of ``known_words`` are not made again."""
+    """Return the features of texts; equal texts are computed once.
+
+    Args:
+        embedder: Makes the vectors.
+        texts: What to compute.
+        known_words: Words whose vectors are not made again.
+        stored: Features by text hash that the same model made before; taken as they are.
+    """
+    ready = stored or {}
     distinct = {t.text_hash: t for t in texts}
-    views = {h: dense_views(t) for h, t in distinct.items()}
-    split = {h: sentences(t) for h, t in distinct.items()}
-    spoken = {h: distinct_words(t) if embedder.has_word_vectors else () for h, t in distinct.items()}
+    new = {h: t for h, t in distinct.items() if h not in ready}
+    views = {h: dense_views(t) for h, t in new.items()}
+    split = {h: sentences(t) for h, t in new.items()}
+    spoken = {h: distinct_words(t) if embedder.has_word_vectors else () for h, t in new.items()}
+    spoken |= {h: ready[h].words for h in distinct if h in ready}
     new_words = sorted({w for found in spoken.values() for w in found} - known_words)
-    order = list(dict.fromkeys(s for h in distinct for s in (*views[h], *split[h])))
+    order = list(dict.fromkeys(s for h in new for s in (*views[h], *split[h])))
     vectors = await embedder.embed_documents(order)
     row = {s: i for i, s in enumerate(order)}
 
@@ -47,8 +60,10 @@ async def compute_features(
         return vectors[[row[s] for s in of]] if of else np.empty((0, vectors.shape[1]), dtype=np.float32)
 
     word_matrix = await embedder.word_vectors(new_words) if new_words else np.empty((0, 0), dtype=np.float32)
-    computed = tuple(
-        TextFeatures(
+    computed = [
+        ready[h]
+        if h in ready
+        else TextFeatures(
             text_hash=h,
             terms=term_vector(sparse_text(t)),
             dense=combine_views(rows(views[h])),
@@ -56,5 +71,5 @@ async def compute_features(
             words=spoken[h],
         )
         for h, t in distinct.items()
-    )
-    return ComputedTexts(computed, dict(zip(new_words, word_matrix, strict=True)))
+    ]
+    return ComputedTexts(tuple(computed), dict(zip(new_words, word_matrix, strict=True)))

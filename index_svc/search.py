@@ -148,7 +148,7 @@ class Searcher:
         self, text: str, *, vector: Vector | None = None, named: StructuralQuery | None = None, with_words: bool = True
     ) -> Question:
         """Prepare a question. An embedder that fails leaves the vector out instead of failing the search."""
-        spoken = tuple(dict.fromkeys(w for w in words(text) if len(w) <= MAX_TOKEN_CHARS))[:MAX_QUESTION_WORDS]
+        spoken = _spoken(text)
         word_vectors: Matrix | None = None
         try:
             if vector is None:
@@ -168,6 +168,18 @@ class Searcher:
             word_vectors=word_vectors,
             named=named or StructuralQuery(),
         )
+
+    async def ask_many(self, texts: Sequence[str]) -> list[Question]:
+        """Prepare many questions at once, where bulk embedding happens; none when the embedder fails."""
+        try:
+            vectors = await self._embedder.embed_queries(texts)
+            if self._embedder.has_word_vectors:
+                # Fills the cache that the questions then read.
+                await self._embedder.word_vectors(list(dict.fromkeys(w for t in texts for w in _spoken(t))))
+        except DomainError as error:
+            _LOG.warning("the embedder failed: %s", error.reason)
+            return []
+        return [await self.ask(t, vector=v) for t, v in zip(texts, vectors, strict=True)]
 
     async def search(
         self, question: Question, where: PointFilter, *, limit: int = 50, ways: Iterable[Way] = tuple(Way)
@@ -257,3 +269,7 @@ class Searcher:
 
     def _weighted(self, project: str, branch: str, question: Question) -> SparseQuery:
         return sparse_query(question.terms, self._state.statistics(project, branch, question.terms))
+
+
+def _spoken(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(w for w in words(text) if len(w) <= MAX_TOKEN_CHARS))[:MAX_QUESTION_WORDS]

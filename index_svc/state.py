@@ -129,6 +129,12 @@ class StateStore(Protocol):
     def support_features(self, project: str, text_hashes: Sequence[str]) -> dict[str, SupportFeatures]:
         """Return the features that the support signals need, of the texts that are stored."""
 
+    def stored_texts(self, project: str, text_hashes: Sequence[str]) -> dict[str, TextFeatures]:
+        """Return the whole features of texts, for a rebuild with the same model; damaged ones are left out.
+
+        Vectors of their words are not among them: those are few and quickly made again.
+        """
+
     def branches(self, project: str) -> tuple[str, ...]:
         """Return the branches of a project that have heads."""
 

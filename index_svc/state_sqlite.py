@@ -6,6 +6,8 @@ transaction, the applied position included, so a crash leaves the statistics of 
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import sqlite3
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +57,8 @@ CREATE TABLE texts (
     UNIQUE (project, text_hash)
 ) STRICT;
 CREATE TABLE text_details (
-    id INTEGER PRIMARY KEY REFERENCES texts (id) ON DELETE CASCADE, sentences BLOB NOT NULL, words BLOB NOT NULL
+    id INTEGER PRIMARY KEY REFERENCES texts (id) ON DELETE CASCADE, sentences BLOB NOT NULL, words BLOB NOT NULL,
+    spoken TEXT NOT NULL, digest BLOB NOT NULL
 ) STRICT;
 CREATE TABLE words (  -- ids are never used twice: memory keeps vectors by id
     id INTEGER PRIMARY KEY AUTOINCREMENT, project TEXT NOT NULL, word TEXT NOT NULL, vector BLOB NOT NULL,
@@ -74,6 +77,8 @@ CREATE TABLE calibrations (
     documents INTEGER NOT NULL, bank TEXT NOT NULL, PRIMARY KEY (project, branch)
 ) STRICT, WITHOUT ROWID;
 """
+
+_LOG = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -346,6 +351,27 @@ class SqliteState:
             found[text_hash] = details
         return {h: SupportFeatures(d.sentences, self._word_rows(d)) for h, d in found.items()}
 
+    def stored_texts(self, project: str, text_hashes: Sequence[str]) -> dict[str, TextFeatures]:
+        """Return the whole features of texts; damaged ones are left out."""
+        sql = (
+            "SELECT text_hash, terms, counts, dense, sentences, spoken, digest FROM texts JOIN text_details USING (id)"
+            " WHERE project = ? AND text_hash IN ({})"
+        )
+        found: dict[str, TextFeatures] = {}
+        for text_hash, terms, counts, dense, sentences, spoken, digest in self._in(sql, project, text_hashes):
+            if _digest(text_hash, terms, counts, dense, sentences, spoken) != digest:
+                _LOG.warning("the stored features of a text are damaged; they are computed again")
+                continue
+            vector = np.frombuffer(dense, dtype=np.float32)
+            found[text_hash] = TextFeatures(
+                text_hash=text_hash,
+                terms=TermVector(np.frombuffer(terms, dtype=np.int64), np.frombuffer(counts, dtype=np.uint32)),
+                dense=vector,
+                sentences=np.frombuffer(sentences, dtype=np.float16).reshape(-1, len(vector)),
+                words=tuple(spoken.split()),
+            )
+        return found
+
     def branches(self, project: str) -> tuple[str, ...]:
         """Return the branches of a project that have heads."""
         sql = "SELECT branch FROM corpora WHERE project = ? AND documents > 0 ORDER BY branch"
@@ -392,25 +418,21 @@ class SqliteState:
 
     def _insert_texts(self, db: sqlite3.Connection, project: str, texts: Sequence[TextFeatures]) -> None:
         for text in texts:
+            terms = text.terms.terms.astype(np.int64).tobytes()
+            counts = text.terms.counts.astype(np.uint32).tobytes()
+            dense = text.dense.astype(np.float32).tobytes()
             row = db.execute(
                 "INSERT OR IGNORE INTO texts (project, text_hash, length, terms, counts, dense)"
                 " VALUES (?, ?, ?, ?, ?, ?) RETURNING id",
-                (
-                    project,
-                    text.text_hash,
-                    text.terms.length,
-                    text.terms.terms.astype(np.int64).tobytes(),
-                    text.terms.counts.astype(np.uint32).tobytes(),
-                    text.dense.astype(np.float32).tobytes(),
-                ),
+                (project, text.text_hash, text.terms.length, terms, counts, dense),
             ).fetchone()
             if row is None:
                 continue
-            ids = _word_ids(db, project, text.words)
-            db.execute(
-                "INSERT INTO text_details VALUES (?, ?, ?)",
-                (row[0], text.sentences.astype(np.float16).tobytes(), np.array(ids, dtype=np.int32).tobytes()),
-            )
+            sentences = text.sentences.astype(np.float16).tobytes()
+            spoken = " ".join(text.words)
+            ids = np.array(_word_ids(db, project, text.words), dtype=np.int32).tobytes()
+            digest = _digest(text.text_hash, terms, counts, dense, sentences, spoken)
+            db.execute("INSERT INTO text_details VALUES (?, ?, ?, ?, ?)", (row[0], sentences, ids, spoken, digest))
 
     def _apply_projections(
         self, db: sqlite3.Connection, projections: Sequence[Projection], given: set[tuple[str, str]]
@@ -491,6 +513,14 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     db.execute("PRAGMA busy_timeout = 5000")
     db.execute("PRAGMA mmap_size = 268435456")
     return db
+
+
+def _digest(text_hash: str, terms: bytes, counts: bytes, dense: bytes, sentences: bytes, spoken: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (text_hash.encode("utf-8"), terms, counts, dense, sentences, spoken.encode("utf-8")):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
 
 
 def _word_ids(db: sqlite3.Connection, project: str, words: Sequence[str]) -> list[int]:

@@ -236,6 +236,24 @@ def test_features_come_back_as_they_went_in(state: StateStore) -> None:
     assert state.ranking_features("q", TEXTS) == {}, "S2: features are reached through their own project only"
 
 
+def test_stored_texts_are_whole_or_left_out(state: StateStore) -> None:
+    """I4: a rebuild may take features as they are, but never damaged ones: those are computed again."""
+    state.apply(batch(projection("f", 1, point("f", TEXTS[0])), projection("g", 1, point("g", TEXTS[1]))))
+    found = state.stored_texts("p", [*TEXTS, "unknown"])
+    assert set(found) == set(TEXTS[:2])
+    want, got = features(TEXTS[0]), found[TEXTS[0]]
+    assert (got.text_hash, got.words, got.terms.length) == (want.text_hash, want.words, want.terms.length)
+    assert np.array_equal(got.dense, want.dense)
+    assert np.array_equal(got.sentences, want.sentences)
+    assert np.array_equal(got.terms.counts, want.terms.counts)
+    assert isinstance(state, SqliteState)
+    flipped = bytearray(want.dense.tobytes())
+    flipped[5] ^= 1
+    state._write.execute("UPDATE texts SET dense = ? WHERE text_hash = ?", (bytes(flipped), TEXTS[0]))
+    assert set(state.stored_texts("p", TEXTS)) == {TEXTS[1]}
+    assert state.stored_texts("q", TEXTS) == {}
+
+
 def test_more_words_than_the_table_holds(tmp_path: Path) -> None:
     """A corpus with more words than memory keeps still gets each text's own vectors."""
     state = SqliteState(tmp_path / "s.db", word_cache=5, support_cache_bytes=1, ranking_cache_bytes=1)

@@ -273,6 +273,11 @@ async def test_equal_texts_are_computed_once(index: Index, monkeypatch: pytest.M
     assert "payment" not in computed.words
     assert np.linalg.norm(computed.texts[0].dense) == pytest.approx(1.0, abs=1e-5)
     assert computed.texts[0].sentences.dtype == np.float16
+    seen.clear()
+    again = await compute_features(index.embedder, [text], stored={text.text_hash: computed.texts[0]})
+    assert again.texts == (computed.texts[0],)
+    assert {"payment", "queue"} <= again.words.keys()
+    assert seen == [] or set(seen) <= again.words.keys(), "I4: what the same model made before is not made again"
 
 
 async def test_a_dead_worker_fails_the_features_as_a_whole(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
