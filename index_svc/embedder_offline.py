@@ -10,13 +10,14 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import lru_cache
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -85,9 +86,19 @@ def _encode(texts: list[str]) -> Matrix:
 
 
 def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when to stop
+    Thread(target=_leave_with_parent, name="leave-with-parent", daemon=True).start()
     with suppress(OSError):
         os.nice(5)  # searches come first
     _encoder()
+
+
+def _leave_with_parent() -> None:
+    """End this worker when its parent is gone: a parent that was killed cannot say so."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)
 
 
 def clean(text: str) -> str:

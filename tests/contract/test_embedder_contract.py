@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
+import psutil
 import pytest
 from embedding_server import EmbeddingServer, Fault
 
@@ -150,6 +152,27 @@ async def test_offline_survives_the_death_of_its_worker() -> None:
         assert (await embedder.embed_documents(["again"])).shape == (1, DIMENSIONS)
     finally:
         await embedder.close()
+
+
+async def test_offline_worker_does_not_outlive_a_killed_parent() -> None:
+    """S5: kill -9 of the serving process leaves no worker behind."""
+    code = (
+        "import asyncio\n"
+        "from index_svc.embedder_offline import OfflineEmbedder\n"
+        "async def main():\n"
+        "    e = OfflineEmbedder()\n"
+        "    await e.embed_documents(['warm'])\n"
+        "    print(*[p.pid for p in e._pool._processes.values()], flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, [worker], timeout=10)
+    assert gone == [worker]
 
 
 async def test_offline_questions_do_not_wait_for_bulk_work() -> None:
