@@ -267,8 +267,8 @@ def _as_set(items: list[Any]) -> list[Any]:
 def _number(value: float) -> Any:
     if not math.isfinite(value):
         raise invalid_field("number", "must be finite")
-    if value.is_integer() and abs(value) < _SAFE_INTEGER:
-        return int(value)
+    if value.is_integer():
+        return int(value) if abs(value) < _SAFE_INTEGER else _Odd(value)
     # In this range Python and RFC 8785 write the same shortest digits.
     return value if 1e-4 <= abs(value) < 1e16 else _Odd(value)
 
