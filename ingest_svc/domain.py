@@ -200,7 +200,9 @@ class Candidate:
     """True when the source names the identity (``adr/0007``). Then similarity has no say in it."""
     action: Action = Action.PUBLISH
     valid_from: datetime | None = None
-    valid_to: datetime | None = None
+    """Since when it holds, as far as the source says."""
+    observed_at: datetime | None = None
+    """When the source said it: the time of the commit or message. Tells news from older news."""
     relations: tuple[RelationDraft, ...] = ()
     confidence: float = 1.0
     """How sure the extractor is of its reading: 1 for a parser, what the model said for a model."""
@@ -292,3 +294,30 @@ class Verdict:
     def failures(self) -> tuple[GateResult, ...]:
         """Every gate that refused."""
         return tuple(gate for gate in self.gates if not gate.passed)
+
+
+class OutcomeKind(StrEnum):
+    """How the handling of an observation ended."""
+
+    PROPOSED = "PROPOSED"
+    NO_MEMORY = "NO_MEMORY"
+    REJECTED = "REJECTED"
+    DUPLICATE = "DUPLICATE"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What the ledger records of the handling of an observation."""
+
+    kind: OutcomeKind
+    reasons: tuple[str, ...] = ()
+    proposals: tuple[str, ...] = ()
+    duplicate_of: str = ""
+    extractor: str = ""
+    retryable: bool = False
+
+    @property
+    def final(self) -> bool:
+        """Whether a replay is a no-op. What failed is tried again."""
+        return self.kind is not OutcomeKind.FAILED

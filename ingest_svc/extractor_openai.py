@@ -273,6 +273,7 @@ class OpenAIExtractor:
             content=content,
             evidence=evidence,
             valid_from=observation.occurred_at,
+            observed_at=observation.occurred_at,
             confidence=memory.confidence,
             extractor=self.name,
             reason=f"read by {self._options.model} in {observation.locator}"[:500],

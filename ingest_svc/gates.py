@@ -18,6 +18,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from ingest_svc.domain import (
     Action,
@@ -107,6 +108,8 @@ class Situation:
     """Neighbours, nearest first; empty when the candidate was not compared."""
     model: str = ""
     """Embedding model that the similarities are of; empty when the candidate was not compared."""
+    comparison_failed: bool = False
+    """The index was asked for neighbours and did not answer: advice is lost, nothing else."""
     registered_sources: int = 0
     """Supporting pieces of evidence that the ledger holds already and the candidate only names."""
     rules: Rules = field(default_factory=Rules)
@@ -155,6 +158,20 @@ def dispose(candidate: Candidate, situation: Situation) -> tuple[Disposition, tu
         return Disposition.NEW, ()
     near = tuple(neighbour for neighbour in situation.similar if neighbour.score >= thresholds.refines)
     return (Disposition.REFINEMENT if near else Disposition.NEW), near
+
+
+def takes_effect(candidate: Candidate, stored: Stored | None) -> datetime | None:
+    """Since when a candidate's publication holds; None is the time of the apply.
+
+    A new memory holds since its source says. An update that only repeats the document's own date would rewrite the
+    past: it holds since the source said so, or since now. Two updates in the same second of a source stay there.
+    """
+    said, seen = candidate.valid_from, candidate.observed_at
+    if stored is None or stored.valid_from is None or said is None or said > stored.valid_from:
+        return said or seen
+    if seen is not None and (seen > stored.valid_from or seen == said == stored.valid_from):
+        return seen
+    return None
 
 
 def project_gate(situation: Situation) -> GateResult:
@@ -216,12 +233,12 @@ def identity_gate(candidate: Candidate, situation: Situation) -> GateResult:
             "SCOPE_FIXED",
             f"{key} is a {stored.category.value}; it cannot become a {candidate.category.value} of another scope",
         )
-    if candidate.valid_from and stored.valid_from and candidate.valid_from < stored.valid_from:
+    if candidate.observed_at and stored.valid_from and candidate.observed_at < stored.valid_from:
         return _refused(
             Gate.IDENTITY,
             "OLDER_THAN_STORED",
-            f"what is published as {key} is from {stored.valid_from.isoformat()}, this from "
-            f"{candidate.valid_from.isoformat()}: history is imported in order",
+            f"what is published as {key} is from {stored.valid_from.isoformat()}, this was said on "
+            f"{candidate.observed_at.isoformat()}: history is imported in order",
         )
     return _passed(Gate.IDENTITY, "KNOWN", f"{key} is {stored.family}")
 
@@ -236,6 +253,8 @@ def duplicate_gate(disposition: Disposition, near: tuple[Similar, ...], situatio
         what = "probably the same as" if same else "near"
         names = ", ".join(f"{one.title or one.family} ({one.score:.2f})" for one in near[:3])
         return _passed(Gate.DUPLICATE, "NEARLY_SAME" if same else "NEAR", f"{what} {names}; a person decides")
+    if situation.comparison_failed:
+        return _passed(Gate.DUPLICATE, "NOT_COMPARED", "the index did not answer: look for similar memories yourself")
     if situation.model and thresholds_of(situation.model) is None:
         return _passed(Gate.DUPLICATE, "NOT_CALIBRATED", f"no thresholds are known for the model {situation.model}")
     return _passed(Gate.DUPLICATE)

@@ -179,6 +179,7 @@ def read_adr(clean: CleanObservation) -> Candidate | None:
         identity_key=key,
         content=content,
         valid_from=_valid_from(dated, observation.occurred_at, identified=bool(identified)),
+        observed_at=observation.occurred_at,
         evidence=(
             EvidenceDraft(
                 kind=SourceKind.ADR,

@@ -34,6 +34,7 @@ from ingest_svc.gates import (
     judge,
     needs_comparison,
     same_content,
+    takes_effect,
     thresholds_of,
     weigh,
 )
@@ -56,6 +57,7 @@ GOOD = Candidate(
     content=CONTENT,
     evidence=(EVIDENCE,),
     valid_from=NOW,
+    observed_at=NOW,
 )
 STORED = Stored(
     family="projects/p/families/1",
@@ -162,9 +164,21 @@ def test_update_unchanged_and_ended() -> None:
 
 def test_older_news_is_refused() -> None:
     """L8: what is older than what is published does not replace it; the same instant may."""
-    older = replace(GOOD, valid_from=datetime(2023, 1, 1, tzinfo=UTC))
+    older = replace(GOOD, observed_at=datetime(2023, 1, 1, tzinfo=UTC))
     assert reason(judge(older, replace(HERE, stored=STORED)), Gate.IDENTITY) == "OLDER_THAN_STORED"
     assert judge(GOOD, replace(HERE, stored=STORED)).admitted
+
+
+def test_an_update_does_not_rewrite_the_past() -> None:
+    """L8: an update that repeats the document's date holds since the source said it; two of one second stay there."""
+    later = datetime(2025, 1, 1, tzinfo=UTC)
+    earlier = datetime(2020, 1, 1, tzinfo=UTC)
+    assert takes_effect(replace(GOOD, valid_from=earlier, observed_at=NOW), None) == earlier
+    assert takes_effect(replace(GOOD, observed_at=later), STORED) == later
+    assert takes_effect(replace(GOOD, valid_from=later, observed_at=None), STORED) == later
+    assert takes_effect(replace(GOOD, observed_at=None), STORED) is None
+    assert takes_effect(replace(GOOD, valid_from=earlier, observed_at=NOW), STORED) is None
+    assert takes_effect(GOOD, STORED) == NOW
 
 
 def test_a_family_keeps_its_category_and_scope() -> None:
