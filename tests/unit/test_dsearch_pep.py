@@ -96,6 +96,24 @@ def test_relations_come_last_and_name_both_ends() -> None:
     assert not reading.supersessions[0].one_sided
 
 
+def test_a_claim_counts_since_it_was_first_made_and_kept() -> None:
+    """Another number added to the header later does not move the time of a claim that was there before."""
+    reading = pep.build(
+        {},
+        [
+            event(1, "Status", "Rejected", day=1),
+            event(2, "Status", "Rejected", day=1),
+            event(3, "Status", "Final", day=1),
+            event(3, "Replaces", "PEP 1", day=2),
+            event(3, "Replaces", "PEP 1, PEP 2", day=5),
+        ],
+    )
+    assert [(s.old, s.since) for s in reading.supersessions] == [
+        ("pep/1", T0 + timedelta(days=2)),
+        ("pep/2", T0 + timedelta(days=5)),
+    ]
+
+
 def test_a_claim_that_was_taken_back_or_names_nobody_is_not_followed() -> None:
     """A header that was corrected later, or that names a document that does not exist, makes no relation."""
     reading = pep.build(
