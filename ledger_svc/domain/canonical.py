@@ -19,7 +19,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
@@ -193,56 +193,50 @@ _PLANS: Final[dict[type[Any], tuple[tuple[str, str], ...]]] = {}
 
 def _tree(value: Any, *, whole: bool) -> Any:
     """The value as JSON data: dicts, lists, texts, numbers, booleans and None."""
-    if value is None or value is True or value is False:
-        return value
     kind = type(value)
+    # Nearly everything is text or nothing; the rest is looked up by its type, which is much faster than a chain of
+    # isinstance for the dozen hashes of a publication.
     if kind is str:
         return value if value.isascii() else unicodedata.normalize("NFC", value)
-    if kind is int:
-        return value if -_SAFE_INTEGER < value < _SAFE_INTEGER else _Odd(value)
-    if kind is float:
-        return _number(value)
-    if kind is tuple or kind is list:
-        return [_tree(item, whole=whole) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, datetime):
-        return instant_text(value)
-    if isinstance(value, timedelta):
-        return value // _MICROSECOND
-    if isinstance(value, frozenset | set):
-        return _as_set([_tree(item, whole=whole) for item in value])
-    if isinstance(value, Mapping):
-        return _mapping(value, whole=whole)
-    if dataclasses.is_dataclass(value):
-        return _record(value, whole=whole)
-    return _tree_of_subclass(value, whole=whole)
+    if value is None:
+        return None
+    reader = _READERS.get(kind)
+    if reader is None:
+        reader = _reader_of(kind)
+        _READERS[kind] = reader
+    return reader(value, whole)
 
 
-def _tree_of_subclass(value: Any, *, whole: bool) -> Any:
-    if isinstance(value, str):
-        return nfc(str(value))
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_tree(item, whole=whole) for item in value]
-    raise TypeError(f"no canonical form for {type(value).__name__}")
+Reader = Callable[[Any, bool], Any]
 
 
-def _record(value: Any, *, whole: bool) -> dict[str, Any]:
+def _reader_of(kind: type[Any]) -> Reader:
+    for base, reader in _READERS_OF_BASES:
+        if issubclass(kind, base):
+            return reader
+    if dataclasses.is_dataclass(kind):
+        return _record
+    raise TypeError(f"no canonical form for {kind.__name__}")
+
+
+def _record(value: Any, whole: bool) -> dict[str, Any]:
     tree: dict[str, Any] = {"schema": value.SCHEMA}
     for name, how in _plan(type(value)):
         if how == "derived" or (how == "server" and not whole):
             continue
-        item = _tree(getattr(value, name), whole=whole)
-        if how == "set":
-            item = _as_set(item)
+        item = getattr(value, name)
         # 0 and False mean something and stay.
-        if item is None or item in ("", [], {}):
+        if item is None or item in _EMPTY:
             continue
-        tree[name] = item
+        item = _tree(item, whole=whole)
+        tree[name] = _as_set(item) if how == "set" else item
     return tree
 
 
-def _mapping(value: Mapping[Any, Any], *, whole: bool) -> Any:
+_EMPTY: Final[tuple[Any, ...]] = ("", (), {}, frozenset(), [])
+
+
+def _mapping(value: Mapping[Any, Any], whole: bool) -> Any:
     tree: dict[str, Any] = {}
     odd = False
     for key, item in value.items():
@@ -252,6 +246,25 @@ def _mapping(value: Mapping[Any, Any], *, whole: bool) -> Any:
         odd = odd or not (name.isascii() or max(name) < _BEFORE_SURROGATES)
         tree[name] = _tree(item, whole=whole)
     return _Odd(tree) if odd else tree
+
+
+_READERS_OF_BASES: Final[tuple[tuple[type[Any], Reader], ...]] = (
+    (Enum, lambda value, _: value.value),
+    (bool, lambda value, _: value),
+    (str, lambda value, _: nfc(str(value))),
+    (int, lambda value, _: value if -_SAFE_INTEGER < value < _SAFE_INTEGER else _Odd(value)),
+    (float, lambda value, _: _number(value)),
+    (datetime, lambda value, _: instant_text(value)),
+    (timedelta, lambda value, _: value // _MICROSECOND),
+    (tuple, lambda value, whole: [_tree(item, whole=whole) for item in value]),
+    (list, lambda value, whole: [_tree(item, whole=whole) for item in value]),
+    (frozenset, lambda value, whole: _as_set([_tree(item, whole=whole) for item in value])),
+    (set, lambda value, whole: _as_set([_tree(item, whole=whole) for item in value])),
+    (Mapping, _mapping),
+)
+"""How each type is read; the first base that fits."""
+
+_READERS: Final[dict[type[Any], Reader]] = {}
 
 
 def _as_set(items: list[Any]) -> list[Any]:

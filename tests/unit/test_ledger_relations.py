@@ -9,6 +9,7 @@ from ledger_world import World, day, raising, rule
 
 from ledger_svc.domain.model import (
     ACYCLIC_KINDS,
+    CancelSchedule,
     Category,
     Content,
     Create,
@@ -228,6 +229,20 @@ def test_a_deprecated_family_does_not_come_back_by_a_publication() -> None:
     w.commit(Unlink(relation.relation_id))
     w.commit(Update(old, rule("again")))
     assert state_at(w, old) is MemoryState.ACTIVE
+
+
+def test_neither_an_expiry_nor_a_cancelled_schedule_brings_a_deprecated_family_back() -> None:
+    """R1: moving the end of a row, or giving it its time back, is refused where the replacement holds."""
+    w = World.new()
+    old, new, later = families(w)
+    w.commit(SetExpiry(old, day(5)))
+    w.commit(Link(RelationKind.DEPRECATES, new, old, valid_from=day(10)))
+    assert raising(lambda: w.propose(SetExpiry(old, None))).metadata["rule"] == "family_deprecated"
+    w.commit(SetExpiry(old, day(10)))
+    retired = Supersede(later, rule("retired", standing=Standing.RETIRED), valid_from=day(5))
+    scheduled = w.commit(retired).revisions[0].revision_id
+    w.commit(Link(RelationKind.DEPRECATES, new, later, valid_from=day(6)))
+    assert raising(lambda: w.propose(CancelSchedule(later, scheduled))).metadata["rule"] == "family_deprecated"
 
 
 def test_the_replacement_holds_or_is_scheduled() -> None:

@@ -208,11 +208,11 @@ def _publish(
 ) -> Effect:
     head = published_head(state, family_id, making.branch)
     start, stop = _interval(times.valid_from, times.valid_to, making)
-    _refuse_revival(state, making, family_id, content, stop)
     parent = head_revision(state, head)
     _refuse_repetition(state, making, family_id, content, parent, (start, stop))
     revision = _new_revision(state, making, family_id, content, head, (start, stop), restored)
     revised = _revise(state, family_id, making, _publication(revision))
+    _refuse_revival(state, making, family_id, revised.opened)
     return Effect(
         touched=((family_id, EventKind.HEAD_CHANGED),),
         revisions=(revision,),
@@ -263,12 +263,11 @@ def _interval(
     return start, stop
 
 
-def _refuse_revival(state: State, making: Making, family_id: str, content: Content, stop: datetime | None) -> None:
-    """A deprecated family does not come back into force by a publication: its replacement is what holds."""
-    if content.standing is not Standing.ADOPTED:
-        return
+def _refuse_revival(state: State, making: Making, family_id: str, opened: Iterable[TimelineRow]) -> None:
+    """A deprecated family does not come back into force by a change of its own: its replacement is what holds."""
+    adopted = [row for row in opened if row.standing is Standing.ADOPTED]
     for relation in relations.deprecations_of(state, making.branch, family_id):
-        if stop is None or stop > relation.valid_from:
+        if any(row.valid_to is None or row.valid_to > relation.valid_from for row in adopted):
             by = names.family(state.project_id, relation.source_id)
             raise errors.state_conflict(
                 state.project_id,
@@ -371,6 +370,8 @@ def _changed_time(state: State, making: Making, family_id: str, change: Timeline
     """The effect of a change of the timeline alone; the head follows the last row that is left."""
     head = published_head(state, family_id, making.branch)
     revised = _revise(state, family_id, making, change)
+    if not isinstance(change, End):
+        _refuse_revival(state, making, family_id, revised.opened)
     closed = {row.key for row in revised.closed}
     rows = [row for row in state.rows.get((family_id, making.branch), ()) if row.key not in closed]
     left = sort_rows([*rows, *revised.opened])
