@@ -1,0 +1,1 @@
+"""The only writer: owns all durable truth, decides every change, answers as of any time."""

@@ -1,0 +1,1 @@
+"""Decides what each call may do and see, one transaction each. Knows records and the store's port, no messages."""

@@ -1,0 +1,1 @@
+"""Translates between messages and the services. Knows no rule, no store."""

@@ -1,0 +1,686 @@
+"""Reads of published knowledge: each function is one question, answered from one snapshot of the connection.
+
+Every statement finds its rows by an index; ``tests/contract`` asks the query planner about all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from ledger_svc.domain.model import (
+    Commit,
+    Content,
+    Evidence,
+    Family,
+    Head,
+    Policy,
+    Relation,
+    RelationKind,
+    ReviewFlag,
+    Revision,
+    TimelineRow,
+)
+from ledger_svc.instants import FOREVER, from_micros, to_micros
+from ledger_svc.records import load
+from ledger_svc.store_sqlite import rows as r
+from ledger_svc.views import (
+    ChangesView,
+    Detail,
+    FamilyTitle,
+    HeadsPageQuery,
+    HeadsQuery,
+    HeadsRead,
+    HeadView,
+    HistoryStep,
+    PastView,
+    ProjectedRevision,
+    ProjectionKey,
+    ProjectionView,
+    ProjectView,
+    RelationsQuery,
+    RevisionView,
+)
+
+REPLACING: Final = frozenset({RelationKind.DEPRECATES, RelationKind.MERGED_INTO})
+MOST_PAST: Final = 5
+
+_ALWAYS: Final = (FOREVER, FOREVER)
+_OF_ROW: Final = ", ".join(f"t.{c}" for c in r.ROW_COLUMNS.split(", "))
+_OF_RELATION: Final = ", ".join(f"l.{c}" for c in r.RELATION_COLUMNS.split(", "))
+
+
+class Reader:
+    """The reads, on one connection. Not for several threads at once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def _all(self, sql: str, *values: Any) -> list[Any]:
+        return self._db.execute(sql, values).fetchall()
+
+    def _one(self, sql: str, *values: Any) -> Any:
+        return self._db.execute(sql, values).fetchone()
+
+    # --- Projects ---------------------------------------------------------------------------------------------------
+
+    def project(self, project_id: str) -> ProjectView | None:
+        """Return a project with its policy in force."""
+        row = self._one("SELECT body, position, recorded_at FROM projects WHERE project_id = ?", project_id)
+        return None if row is None else self._project_view(row)
+
+    def _project_view(self, row: Any) -> ProjectView:
+        project = r.project_of(row[0])
+        policy = self._one(
+            "SELECT body FROM policies WHERE project_id = ? AND version = ?", project.project_id, project.policy_version
+        )
+        return ProjectView(project, load(Policy, policy[0]), row[1], from_micros(row[2]))
+
+    def policy(self, project_id: str, version: int) -> Policy | None:
+        """Return one version of a project's policy."""
+        row = self._one("SELECT body FROM policies WHERE project_id = ? AND version = ?", project_id, version)
+        return None if row is None else load(Policy, row[0])
+
+    def projects(self, after: str, limit: int, only: frozenset[str] | None) -> list[ProjectView]:
+        """Return projects in order of their ids; only some of them, when named."""
+        if only is None:
+            found = self._all(
+                "SELECT body, position, recorded_at FROM projects WHERE project_id > ? ORDER BY project_id LIMIT ?",
+                after,
+                limit,
+            )
+        else:
+            found = self._all(
+                "SELECT p.body, p.position, p.recorded_at FROM json_each(?) AS j CROSS JOIN projects AS p "
+                "ON p.project_id = j.value ORDER BY j.value LIMIT ?",
+                json.dumps(sorted(i for i in only if i > after)),
+                limit,
+            )
+        return [self._project_view(row) for row in found]
+
+    def position(self, project_id: str) -> int | None:
+        """Return the newest position of a project, None when there is no such project."""
+        row = self._one("SELECT position FROM projects WHERE project_id = ?", project_id)
+        return None if row is None else int(row[0])
+
+    # --- Families, revisions ----------------------------------------------------------------------------------------
+
+    def family(self, project_id: str, family_id: str) -> Family | None:
+        """Return a family of the project."""
+        row = self._one("SELECT body FROM families WHERE family_id = ? AND project_id = ?", family_id, project_id)
+        return None if row is None else r.family_of(row[0])
+
+    def family_by_key(self, project_id: str, identity_key: str) -> Family | None:
+        """Return the family that an identity key or alias leads to."""
+        row = self._one(
+            "SELECT f.body FROM identity_keys AS k CROSS JOIN families AS f ON f.family_id = k.family_id "
+            "WHERE k.project_id = ? AND k.identity_key = ?",
+            project_id,
+            identity_key,
+        )
+        return None if row is None else r.family_of(row[0])
+
+    def families(self, project_id: str, scope: str, category: str, after: tuple[int, str], limit: int) -> list[Family]:
+        """Return families in order of creation."""
+        where, values = "project_id = ?", [project_id]
+        if category:
+            where, values = f"{where} AND category = ?", [*values, category]
+        elif scope:
+            where, values = f"{where} AND scope = ?", [*values, scope]
+        found = self._all(
+            f"SELECT body FROM families WHERE {where} AND (position, family_id) > (?, ?) "
+            "ORDER BY position, family_id LIMIT ?",
+            *values,
+            *after,
+            limit,
+        )
+        return [r.family_of(row[0]) for row in found]
+
+    def revision(self, project_id: str, revision_id: str) -> RevisionView | None:
+        """Return a revision with its evidence."""
+        row = self._one(
+            "SELECT body, content FROM revisions WHERE revision_id = ? AND project_id = ?", revision_id, project_id
+        )
+        if row is None:
+            return None
+        revision = r.revision_of(*row)
+        return RevisionView(revision, self.evidence(link.evidence_id for link in revision.evidence_links))
+
+    def revisions(self, project_id: str, revision_ids: Sequence[str]) -> dict[str, Revision]:
+        """Return revisions by id."""
+        found = self._all(
+            "SELECT v.body, v.content FROM json_each(?) AS j CROSS JOIN revisions AS v ON v.revision_id = j.value "
+            "WHERE v.project_id = ?",
+            json.dumps(list(revision_ids)),
+            project_id,
+        )
+        made = [r.revision_of(*row) for row in found]
+        return {revision.revision_id: revision for revision in made}
+
+    def history(
+        self, family_id: str, branch: str, known_at: datetime | None, before_number: int, limit: int
+    ) -> list[HistoryStep]:
+        """Return revisions with their rows, newest first."""
+        known = FOREVER if known_at is None else to_micros(known_at)
+        found = (
+            self._all(
+                "SELECT body, content FROM revisions WHERE family_id = ? AND branch = ? AND number < ? "
+                "ORDER BY number DESC",
+                family_id,
+                branch,
+                before_number,
+            )
+            if known_at is not None
+            else self._all(
+                "SELECT body, content FROM revisions WHERE family_id = ? AND branch = ? AND number < ? "
+                "ORDER BY number DESC LIMIT ?",
+                family_id,
+                branch,
+                before_number,
+                limit,
+            )
+        )
+        steps: list[HistoryStep] = []
+        for body, content in found:
+            revision = r.revision_of(body, content)
+            if to_micros(revision.recorded_at) > known:
+                continue
+            steps.append(HistoryStep(revision, self._rows_of(revision.revision_id, known)))
+            if len(steps) == limit:
+                break
+        return steps
+
+    def _rows_of(self, revision_id: str, known: int) -> tuple[TimelineRow, ...]:
+        found = self._all(
+            f"SELECT {r.ROW_COLUMNS} FROM timeline_rows WHERE revision_id = ? AND recorded_from <= ? "
+            "ORDER BY opened_position, valid_from",
+            revision_id,
+            known,
+        )
+        return tuple(r.timeline_row_of(row) for row in found)
+
+    def branches(self, family_id: str) -> list[str]:
+        """Return the branches on which a family has a head."""
+        return [row[0] for row in self._all("SELECT branch FROM heads WHERE family_id = ? ORDER BY branch", family_id)]
+
+    # --- Evidence ---------------------------------------------------------------------------------------------------
+
+    def evidence(self, evidence_ids: Iterable[str]) -> dict[str, Evidence]:
+        """Return evidence by id, with all verifications."""
+        wanted = list(dict.fromkeys(evidence_ids))
+        made: dict[str, Evidence] = {}
+        for evidence_id in wanted:
+            row = self._one("SELECT body FROM evidence WHERE evidence_id = ?", evidence_id)
+            if row is not None:
+                checks = self._all("SELECT body FROM verifications WHERE evidence_id = ? ORDER BY number", evidence_id)
+                made[evidence_id] = r.evidence_of(row[0], [c[0] for c in checks])
+        return made
+
+    def evidence_of_project(self, project_id: str, evidence_id: str) -> Evidence | None:
+        """Return one piece of evidence of a project."""
+        found = self.evidence([evidence_id]).get(evidence_id)
+        return found if found is not None and found.project_id == project_id else None
+
+    # --- Heads ------------------------------------------------------------------------------------------------------
+
+    def heads(self, query: HeadsQuery) -> HeadsRead:
+        """Return heads at (valid_at, known_at)."""
+        gather = _Heads(self, query)
+        missing_families: list[str] = []
+        missing_keys: list[str] = []
+        for family_id in query.family_ids:
+            family = self.family(query.project_id, family_id)
+            if family is None or not gather.add(family):
+                missing_families.append(family_id)
+        for key in query.identity_keys:
+            found = self.family_by_key(query.project_id, key)
+            if found is None or not gather.add(found):
+                missing_keys.append(key)
+        if query.follow_replacements:
+            gather.follow(self)
+        position = self.position(query.project_id) or 0
+        return HeadsRead(tuple(gather.found.values()), tuple(missing_families), tuple(missing_keys), position)
+
+    def heads_page(self, query: HeadsPageQuery) -> tuple[list[HeadView], str, int]:
+        """Return heads of a branch in order of family id, the last family looked at, and the position.
+
+        The last family is empty at the end of the list.
+        """
+        point = HeadsQuery(query.project_id, query.branch, query.valid_at, query.known_at, query.detail)
+        gather = _Heads(self, point)
+        if query.flagged_only:
+            # A flag that was cleared since known_at still counts for that moment, so every flag ever is looked at.
+            source = (
+                "(SELECT DISTINCT project_id, branch, family_id FROM review_flags INDEXED BY review_flags_by_project "
+            )
+            source += "WHERE project_id = ?1 AND branch = ?2 AND family_id > ?3 ORDER BY family_id LIMIT ?4)"
+        else:
+            source = "heads"
+        found = self._all(
+            f"SELECT f.body FROM {source} AS h "
+            "CROSS JOIN families AS f ON f.family_id = h.family_id "
+            "WHERE h.project_id = ?1 AND h.branch = ?2 AND h.family_id > ?3 ORDER BY h.family_id LIMIT ?4",
+            query.project_id,
+            query.branch,
+            query.after_family,
+            query.limit,
+        )
+        last = ""
+        for row in found:
+            family = r.family_of(row[0])
+            last = family.family_id
+            if query.scopes and family.scope not in query.scopes:
+                continue
+            if query.categories and family.category not in query.categories:
+                continue
+            gather.add(family)
+        heads = [h for h in gather.found.values() if h.flags or not query.flagged_only]
+        at_end = len(found) < query.limit
+        return heads, "" if at_end else last, self.position(query.project_id) or 0
+
+    def known_position(self, project_id: str, known_at: datetime) -> int:
+        """Return the newest position that was recorded by a moment."""
+        row = self._one(
+            "SELECT position FROM commits WHERE project_id = ? AND recorded_at <= ? "
+            "ORDER BY recorded_at DESC, position DESC LIMIT 1",
+            project_id,
+            to_micros(known_at),
+        )
+        return 0 if row is None else int(row[0])
+
+    def rows_from(self, family_id: str, branch: str, valid: int, known: int | None) -> tuple[TimelineRow, ...]:
+        """Return the last known row that starts by a moment, and all later ones."""
+        if known is None:
+            found = self._all(
+                f"SELECT {r.ROW_COLUMNS} FROM timeline_rows INDEXED BY timeline_open "
+                "WHERE family_id = ? AND branch = ? AND closed_position = 0 AND valid_from >= coalesce("
+                "(SELECT max(valid_from) FROM timeline_rows INDEXED BY timeline_open WHERE family_id = ? "
+                "AND branch = ? AND closed_position = 0 AND valid_from <= ?), ?) ORDER BY valid_from",
+                family_id,
+                branch,
+                family_id,
+                branch,
+                valid,
+                -FOREVER,
+            )
+            return tuple(r.timeline_row_of(row) for row in found)
+        first = self._all(
+            f"SELECT {r.ROW_COLUMNS} FROM timeline_rows INDEXED BY timeline_valid WHERE family_id = ? "
+            "AND branch = ? AND valid_from <= ? AND recorded_from <= ? AND recorded_to > ? "
+            "ORDER BY valid_from DESC LIMIT 1",
+            family_id,
+            branch,
+            valid,
+            known,
+            known,
+        )
+        later = self._all(
+            f"SELECT {r.ROW_COLUMNS} FROM timeline_rows INDEXED BY timeline_valid WHERE family_id = ? "
+            "AND branch = ? AND valid_from > ? AND recorded_from <= ? AND recorded_to > ? ORDER BY valid_from",
+            family_id,
+            branch,
+            valid,
+            known,
+            known,
+        )
+        return tuple(r.timeline_row_of(row) for row in (*first, *later))
+
+    def last_row_change(self, family_id: str, branch: str, known: int) -> int:
+        """Return the last commit up to a position that opened or closed a row."""
+        opened = self._one(
+            "SELECT max(opened_position) FROM timeline_rows "
+            "WHERE family_id = ? AND branch = ? AND opened_position <= ?",
+            family_id,
+            branch,
+            known,
+        )
+        closed = self._one(
+            "SELECT max(closed_position) FROM timeline_rows INDEXED BY timeline_closed "
+            "WHERE family_id = ? AND branch = ? AND closed_position <= ? AND closed_position > 0",
+            family_id,
+            branch,
+            known,
+        )
+        return max(opened[0] or 0, closed[0] or 0)
+
+    def last_flag_change(self, family_id: str, branch: str, known: int | None) -> int:
+        """Return the last commit up to a position that raised or cleared a flag."""
+        limit = FOREVER if known is None else known
+        row = self._one(
+            "SELECT max(CASE WHEN cleared_position <= ?1 THEN max(position, cleared_position) ELSE position END) "
+            "FROM review_flags WHERE family_id = ?2 AND branch = ?3 AND position <= ?1",
+            limit,
+            family_id,
+            branch,
+        )
+        return row[0] or 0
+
+    def _past(self, row: TimelineRow, known: int | None) -> tuple[PastView, ...]:
+        """Return the rows before a row, newest first, each with the reason of the revision that took over."""
+        closed = "closed_position = 0" if known is None else "recorded_from <= ? AND recorded_to > ?"
+        index = "timeline_open" if known is None else "timeline_valid"
+        found = self._all(
+            f"SELECT {_OF_ROW}, v.title, json_extract(v.body, '$.reason') "
+            f"FROM timeline_rows AS t INDEXED BY {index} "
+            "CROSS JOIN revisions AS v ON v.revision_id = t.revision_id "
+            f"WHERE t.family_id = ? AND t.branch = ? AND t.valid_from <= ? AND {closed} "
+            "ORDER BY t.valid_from DESC LIMIT ?",
+            row.family_id,
+            row.branch,
+            to_micros(row.valid_from),
+            *(() if known is None else (known, known)),
+            MOST_PAST + 1,
+        )
+        return tuple(
+            PastView(r.timeline_row_of(older[:13]), older[13], newer[14] or "")
+            for newer, older in itertools.pairwise(found)
+        )
+
+    def _title(self, family_id: str, branch: str, valid: int, known: int | None) -> FamilyTitle:
+        body = self._one("SELECT body FROM families WHERE family_id = ?", family_id)
+        family = r.family_of(body[0])
+        rows = self.rows_from(family_id, branch, valid, known)
+        title = ""
+        if rows:
+            title = self._one("SELECT title FROM revisions WHERE revision_id = ?", rows[0].revision_id)[0]
+        return FamilyTitle(family_id, family.identity_key, title)
+
+    # --- Relations --------------------------------------------------------------------------------------------------
+
+    def relations_of(self, family_ids: Sequence[str], branch: str, kinds: Iterable[RelationKind]) -> list[Relation]:
+        """Return all relations of families on a branch, retired ones included, in order of recording."""
+        wanted = json.dumps(sorted(k.value for k in kinds))
+        families = json.dumps(list(family_ids))
+        found: dict[str, Any] = {}
+        for end in ("source_id", "target_id"):
+            index = "relations_out" if end == "source_id" else "relations_in"
+            for row in self._all(
+                f"SELECT {_OF_RELATION}, l.relation_id FROM json_each(?) AS j "
+                f"CROSS JOIN relations AS l INDEXED BY {index} ON l.{end} = j.value "
+                "WHERE l.kind IN (SELECT value FROM json_each(?)) AND l.branch = ?",
+                families,
+                wanted,
+                branch,
+            ):
+                found[row[4]] = row[:4]
+        made = [r.relation_of(row) for row in found.values()]
+        return sorted(made, key=lambda relation: (relation.position, relation.relation_id))
+
+    def relation(self, project_id: str, relation_id: str) -> Relation | None:
+        """Return one relation."""
+        row = self._one(
+            f"SELECT {r.RELATION_COLUMNS} FROM relations WHERE relation_id = ? AND project_id = ?",
+            relation_id,
+            project_id,
+        )
+        return None if row is None else r.relation_of(row)
+
+    def relations(self, query: RelationsQuery) -> list[Relation]:
+        """Return a page of relations in order of recording."""
+        retired = "" if query.include_retired else "AND retired_position = 0 "
+        kinds = ""
+        values: list[Any] = []
+        if query.kinds:
+            kinds = "AND kind IN (SELECT value FROM json_each(?)) "
+            values.append(json.dumps(sorted(k.value for k in query.kinds)))
+        ends = ("source_id", "target_id") if query.family_id else ("",)
+        found: dict[str, Relation] = {}
+        for end in ends:
+            index, where = "relations_by_project", "project_id = ?"
+            first: list[Any] = [query.project_id]
+            if end:
+                index = "relations_by_source" if end == "source_id" else "relations_by_target"
+                where, first = f"{end} = ? AND project_id = ?", [query.family_id, query.project_id]
+            for row in self._all(
+                f"SELECT {r.RELATION_COLUMNS} FROM relations INDEXED BY {index} "
+                f"WHERE {where} AND (position, relation_id) > (?, ?) {retired}{kinds}"
+                "ORDER BY position, relation_id LIMIT ?",
+                *first,
+                *query.after,
+                *values,
+                query.limit,
+            ):
+                relation = r.relation_of(row)
+                found[relation.relation_id] = relation
+        made = sorted(found.values(), key=lambda relation: (relation.position, relation.relation_id))
+        return made[: query.limit]
+
+    # --- Changes, projections ---------------------------------------------------------------------------------------
+
+    def changes(self, project_id: str, after_position: int, limit: int) -> ChangesView:
+        """Return commits in order of position."""
+        found = self._all(
+            "SELECT body FROM commits WHERE project_id = ? AND position > ? ORDER BY position LIMIT ?",
+            project_id,
+            after_position,
+            limit,
+        )
+        return ChangesView(tuple(load(Commit, row[0]) for row in found), self.position(project_id) or 0)
+
+    def projection_keys(self, project_id: str, after: tuple[str, str], limit: int) -> list[ProjectionKey]:
+        """Return the (family, branch) pairs of a project in order."""
+        found = self._all(
+            "SELECT family_id, branch FROM heads INDEXED BY heads_by_family "
+            "WHERE project_id = ? AND (family_id, branch) > (?, ?) ORDER BY family_id, branch LIMIT ?",
+            project_id,
+            *after,
+            limit,
+        )
+        return [ProjectionKey(*row) for row in found]
+
+    def projections(self, project_id: str, keys: Sequence[ProjectionKey]) -> tuple[list[ProjectionView], int]:
+        """Return what an index holds of each key, and the position that this is from."""
+        return [self._projection(project_id, key) for key in keys], self.position(project_id) or 0
+
+    def _projection(self, project_id: str, key: ProjectionKey) -> ProjectionView:
+        family = self.family(project_id, key.family_id)
+        head_row = self._one(
+            f"SELECT {r.HEAD_COLUMNS} FROM heads WHERE family_id = ? AND branch = ?",
+            key.family_id,
+            key.branch,
+        )
+        if family is None or head_row is None:
+            return ProjectionView(family, key.branch, ())
+        head = r.head_of(head_row)
+        last_two = [
+            row[0]
+            for row in self._all(
+                "SELECT revision_id FROM timeline_rows INDEXED BY timeline_open WHERE family_id = ? AND branch = ? "
+                "AND closed_position = 0 ORDER BY valid_from DESC LIMIT 2",
+                key.family_id,
+                key.branch,
+            )
+        ]
+        if key.since_position > 0:
+            wanted = self._changed_since(key, {head.revision_id, *last_two})
+        else:
+            wanted = [
+                row[0]
+                for row in self._all(
+                    "SELECT revision_id FROM revisions WHERE family_id = ? AND branch = ? ORDER BY number",
+                    key.family_id,
+                    key.branch,
+                )
+            ]
+        made = self.revisions(project_id, wanted)
+        found = []
+        for revision_id in wanted:
+            row, changed = self._open_row(revision_id)
+            revision = made[revision_id]
+            # The revision that stopped being the head did so by the commit that last changed the head.
+            by_head = head.position if revision_id == head.revision_id or revision_id in last_two else 0
+            position = max(revision.position, changed, by_head)
+            found.append(ProjectedRevision(revision, revision_id == head.revision_id, row, position))
+        return ProjectionView(family, key.branch, tuple(found))
+
+    def _changed_since(self, key: ProjectionKey, always: set[str]) -> list[str]:
+        found = self._all(
+            "SELECT revision_id FROM timeline_rows WHERE family_id = ? AND branch = ? AND opened_position >= ? "
+            "UNION SELECT revision_id FROM timeline_rows INDEXED BY timeline_closed "
+            "WHERE family_id = ? AND branch = ? AND closed_position >= ? AND closed_position > 0",
+            key.family_id,
+            key.branch,
+            key.since_position,
+            key.family_id,
+            key.branch,
+            key.since_position,
+        )
+        return sorted({row[0] for row in found} | always)
+
+    def _open_row(self, revision_id: str) -> tuple[TimelineRow | None, int]:
+        """Return the open row of a revision, and the commit that last opened or closed one of its rows."""
+        found = self._all(
+            f"SELECT {r.ROW_COLUMNS} FROM timeline_rows WHERE revision_id = ?",
+            revision_id,
+        )
+        rows = [r.timeline_row_of(row) for row in found]
+        changed = max((max(row.opened_position, row.closed_position or 0) for row in rows), default=0)
+        return next((row for row in rows if row.closed_position is None), None), changed
+
+
+class _Heads:
+    """Gathers the heads of one question."""
+
+    def __init__(self, reader: Reader, query: HeadsQuery) -> None:
+        self._reader = reader
+        self._query = query
+        self._valid = to_micros(query.valid_at)
+        self._known = None if query.known_at is None else to_micros(query.known_at)
+        self._position = None if query.known_at is None else reader.known_position(query.project_id, query.known_at)
+        self._titles: dict[str, FamilyTitle] = {}
+        self.found: dict[str, HeadView] = {}
+
+    def add(self, family: Family) -> bool:
+        """Read one head; return whether anything is published."""
+        if family.family_id in self.found:
+            return True
+        view = self._read(family)
+        if view is None:
+            return False
+        self.found[family.family_id] = view
+        return True
+
+    def follow(self, reader: Reader) -> None:
+        """Read the heads of all families that replace those found, and so on."""
+        queue = list(self.found.values())
+        while queue:
+            view = queue.pop(0)
+            for relation in view.relations:
+                other = _replacement_of(view.family.family_id, relation)
+                if other is None or other in self.found:
+                    continue
+                family = reader.family(self._query.project_id, other)
+                if family is not None and self.add(family):
+                    queue.append(self.found[other])
+
+    def _read(self, family: Family) -> HeadView | None:
+        reader, query = self._reader, self._query
+        found = reader._one(  # noqa: SLF001 - one module, two classes
+            f"SELECT {r.HEAD_COLUMNS} FROM heads WHERE family_id = ? AND branch = ?",
+            family.family_id,
+            query.branch,
+        )
+        if found is None:
+            return None
+        head = r.head_of(found)
+        rows = reader.rows_from(family.family_id, query.branch, self._valid, self._known)
+        if not rows and self._known is not None and not self._published_by(family, query.branch):
+            return None
+        revision = self._revision(rows[0].revision_id if rows else head.revision_id)
+        full = query.detail is Detail.FULL
+        relations = self._relations(family, RelationKind if full else REPLACING)
+        flags = self._flags(family)
+        evidence: Mapping[str, Evidence] = {}
+        past: tuple[PastView, ...] = ()
+        if full:
+            links = [*revision.evidence_links, *(link for one in relations for link in one.evidence_links)]
+            evidence = reader.evidence(link.evidence_id for link in links)
+            past = reader._past(rows[0], self._known) if rows else ()  # noqa: SLF001
+        return HeadView(
+            family=family,
+            branch=query.branch,
+            rows=rows,
+            head=head,
+            revision=revision,
+            relations=relations,
+            titles=self._titles_of(family, relations),
+            flags=flags,
+            known_at=query.known_at,
+            position=self._changed(head, flags),
+            evidence=evidence,
+            past=past,
+        )
+
+    def _changed(self, head: Head, flags: tuple[ReviewFlag, ...]) -> int:
+        """Return the commit that last changed a head or its flags, of those known."""
+        latest = self._reader.last_flag_change(head.family_id, head.branch, self._position)
+        if self._position is None:
+            return max(head.position, latest)
+        rows = self._reader.last_row_change(head.family_id, head.branch, self._position)
+        return max(rows, latest, *(flag.position for flag in flags), 0)
+
+    def _published_by(self, family: Family, branch: str) -> bool:
+        row = self._reader._one(  # noqa: SLF001
+            "SELECT position FROM revisions WHERE family_id = ? AND branch = ? AND number = 1", family.family_id, branch
+        )
+        return row is not None and row[0] <= (self._position or 0)
+
+    def _revision(self, revision_id: str) -> Revision:
+        if self._query.detail is Detail.STATE:
+            body, title = self._reader._one(  # noqa: SLF001
+                "SELECT body, title FROM revisions WHERE revision_id = ?", revision_id
+            )
+            return r.revision_with(body, Content(title=title))
+        return r.revision_of(
+            *self._reader._one("SELECT body, content FROM revisions WHERE revision_id = ?", revision_id)  # noqa: SLF001
+        )
+
+    def _relations(self, family: Family, kinds: Iterable[RelationKind]) -> tuple[Relation, ...]:
+        query = self._query
+        found = self._reader.relations_of([family.family_id], query.branch, kinds)
+        known = query.known_at
+        return tuple(
+            relation for relation in found if relation.holds(query.valid_at, _LAST if known is None else known)
+        )
+
+    def _titles_of(self, family: Family, relations: Iterable[Relation]) -> dict[str, FamilyTitle]:
+        made = {}
+        for relation in relations:
+            if relation.kind not in REPLACING:
+                continue
+            other = relation.target_id if relation.source_id == family.family_id else relation.source_id
+            if other not in self._titles:
+                self._titles[other] = self._reader._title(  # noqa: SLF001
+                    other, self._query.branch, self._valid, self._known
+                )
+            made[other] = self._titles[other]
+        return made
+
+    def _flags(self, family: Family) -> tuple[ReviewFlag, ...]:
+        sql = f"SELECT {r.FLAG_COLUMNS} FROM review_flags WHERE family_id = ? AND branch = ? "
+        found = self._reader._all(f"{sql}ORDER BY position, cause_family_id", family.family_id, self._query.branch)  # noqa: SLF001
+        flags = [r.flag_of(row) for row in found]
+        known = self._position
+        if known is None:
+            return tuple(flag for flag in flags if flag.cleared_position is None)
+        return tuple(
+            flag
+            for flag in flags
+            if flag.position <= known and (flag.cleared_position is None or flag.cleared_position > known)
+        )
+
+
+_LAST: Final = from_micros(to_micros(datetime.max.replace(tzinfo=from_micros(0).tzinfo)))
+
+
+def _replacement_of(family_id: str, relation: Relation) -> str | None:
+    """Return the family that takes the place of a family, if that is what the relation says."""
+    if relation.kind is RelationKind.DEPRECATES and relation.target_id == family_id:
+        return relation.source_id
+    if relation.kind is RelationKind.MERGED_INTO and relation.source_id == family_id:
+        return relation.target_id
+    return None
