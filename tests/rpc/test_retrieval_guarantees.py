@@ -20,7 +20,7 @@ from service_kit.ids import new_id
 
 OFF_TOPIC = ipb.Support(total=1.0, baseline_mean=1.0, baseline_deviation=0.5)
 NEAR_MISS = ipb.Support(total=1.5, baseline_mean=1.0, baseline_deviation=0.5)
-CLOSEST = ipb.Support(total=1.75, baseline_mean=1.0, baseline_deviation=0.5)
+CLOSEST = ipb.Support(total=2.2, baseline_mean=1.0, baseline_deviation=0.5)
 
 
 async def refused(call: Any) -> DomainError:

@@ -164,9 +164,9 @@ def test_every_reason_has_its_case(change: dict[str, Any], reason: AbstentionRea
     ("change", "confidence"),
     [
         ({}, Confidence.ANSWER),
-        ({"support_z": 1.8}, Confidence.ANSWER),
-        ({"support_z": 1.79}, Confidence.CLOSEST),
-        ({"support_z": 1.3}, Confidence.CLOSEST),
+        ({"support_z": 2.8}, Confidence.ANSWER),
+        ({"support_z": 2.79}, Confidence.CLOSEST),
+        ({"support_z": 1.8}, Confidence.CLOSEST),
         ({"support_z": -2.0, "exact": True}, Confidence.ANSWER),
         ({"support_z": None, "strength": 0.5}, Confidence.ANSWER),
         ({"support_z": None, "strength": 0.25}, Confidence.CLOSEST),
@@ -176,7 +176,7 @@ def test_every_reason_has_its_case(change: dict[str, Any], reason: AbstentionRea
     ],
 )
 def test_answers_say_how_sure(change: dict[str, Any], confidence: Confidence) -> None:
-    """RANKING: answer from z 1.3, labelled CLOSEST up to 1.8; exact names lift thresholds (R4)."""
+    """Answer from z 2.8, labelled CLOSEST from 1.8 (docs/ranking.md); exact names lift thresholds (R4)."""
     assert decide(evidence(**change), THRESHOLDS) == Verdict(confidence)
 
 

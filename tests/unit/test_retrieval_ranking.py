@@ -334,10 +334,10 @@ def test_name_that_everybody_has_is_not_exact() -> None:
 
 
 def test_shipped_profiles_are_those_of_the_study() -> None:
-    """RANKING: default = half and half, answer from z 1.3, sure from 1.8; article = RRF 60 and 0.50/0.25/0.25."""
+    """docs/ranking.md: default = half and half, labelled from z 1.8, an answer from 2.8; article = RRF 60 and 0.50/0.25/0.25."""
     assert set(shipped_profiles()) == {"default", "article"}
     assert dict(DEFAULT.fusion.weights) == {"dense": 0.5, "sparse": 0.5}
-    assert (DEFAULT.abstention.closest_from_z, DEFAULT.abstention.answer_from_z) == (1.3, 1.8)
+    assert (DEFAULT.abstention.closest_from_z, DEFAULT.abstention.answer_from_z) == (1.8, 2.8)
     assert (ARTICLE.fusion.kind, ARTICLE.fusion.k) == ("rrf", 60)
     assert DEFAULT.branches == (Branch.DENSE, Branch.SPARSE, Branch.STRUCTURAL)
     assert json.loads(ARTICLE.settings)["composite"]["half_life_days"] == 90.0
