@@ -118,11 +118,10 @@ def _needs_of_mutation(change: Draft | Proposal) -> StateNeeds:
             return replace(none, heads=target, incoming=target, revisions=revision)
         case Deprecate():
             old, new = mutation.family_id, mutation.replacement_family_id
-            both = frozenset({(old, branch), (new, branch)})
             return replace(
                 none,
-                heads=both,
-                incoming=both,
+                heads=frozenset({(old, branch), (new, branch)}),
+                incoming=frozenset({(old, branch)}),
                 pairs=frozenset({(branch, RelationKind.DEPRECATES, new, old)}),
                 reach=frozenset({(branch, RelationKind.DEPRECATES, old)}),
             )

@@ -18,6 +18,7 @@ from ledger_svc.domain.audit import (
     records_of,
     verify_chain,
 )
+from ledger_svc.domain.canonical import audit_entry_hash
 from ledger_svc.domain.model import (
     AuditAction,
     AuditTip,
@@ -128,6 +129,19 @@ def test_an_altered_entry_is_named(field: str) -> None:
     }[field]
     w.entries[4] = replace(entry, **{field: other})
     assert entry.sequence in {p.sequence for p in verify_chain(w.entries)}
+
+
+def test_an_entry_that_was_rewritten_with_a_fresh_hash_shows_at_the_next_one() -> None:
+    """L15: whoever rewrites one entry has to rewrite all that follow, and the tip that the project holds."""
+    w = history()
+    forged = replace(w.entries[4], subject="projects/other")
+    w.entries[4] = replace(forged, entry_hash=audit_entry_hash(forged))
+    assert [p.sequence for p in verify_chain(w.entries)] == [6]
+    for index in range(5, len(w.entries)):
+        entry = replace(w.entries[index], previous_hash=w.entries[index - 1].entry_hash)
+        w.entries[index] = replace(entry, entry_hash=audit_entry_hash(entry))
+    assert verify_chain(w.entries) == []
+    assert verify_chain(w.entries, w.state.audit_tip)
 
 
 def test_missing_swapped_and_cut_off_entries_show() -> None:

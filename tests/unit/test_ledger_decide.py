@@ -130,6 +130,47 @@ def test_altering_the_stored_hash_as_well_does_not_help() -> None:
     assert raising(lambda: w.apply(proposal)).reason == "PREVIEW_HASH_MISMATCH"
 
 
+def test_a_proposal_that_was_altered_before_approval_is_not_approved() -> None:
+    """L5: the reviewer's screen and the store disagree: neither the old hash nor the altered one is approved."""
+    w = World.new()
+    proposal = w.propose(create())
+    altered = replace(w.proposal(proposal), reason="another reason")
+    w.state = replace(w.state, proposals={proposal.proposal_id: altered})
+    refused = raising(lambda: w.approve(proposal))
+    assert refused.reason == "PREVIEW_HASH_MISMATCH"
+    assert raising(lambda: w.approve(proposal, given=refused.metadata["actual"])).reason == "PREVIEW_HASH_MISMATCH"
+
+
+def test_approving_on_a_head_that_has_moved_is_refused() -> None:
+    """L3: nobody approves what can never be applied; the refusal makes the proposal STALE."""
+    w = World.new()
+    family = made(w)
+    proposal = w.propose(Update(family, rule("x")))
+    w.commit(Update(family, rule("y")))
+    refused = raising(lambda: w.approve(proposal))
+    assert refused.reason == "HEAD_MOVED"
+    w.refused(AuditAction.APPROVE, BRUNO, refused, proposal)
+    assert w.proposal(proposal).status is ProposalStatus.STALE
+
+
+def test_the_status_follows_the_approvals() -> None:
+    """Approval policy: APPROVED from the last needed approval on, PENDING before and after a revocation."""
+    w = World.new(Policy(1, {Category.BUSINESS_RULE: CategoryPolicy(approvals_needed=2)}))
+    proposal = w.propose(create())
+    w.approve(proposal, BRUNO)
+    assert w.proposal(proposal).status is ProposalStatus.PENDING
+    w.approve(proposal, CARLA)
+    assert w.proposal(proposal).status is ProposalStatus.APPROVED
+
+
+def test_foreign_evidence_does_not_exist_here() -> None:
+    """S2: evidence of another project cannot be linked, even when a store hands it out."""
+    w = World.new()
+    link = w.evidence()
+    w.state = replace(w.state, evidence={i: replace(e, project_id="other") for i, e in w.state.evidence.items()})
+    assert raising(lambda: w.propose(create(), evidence_links=(link,))).reason == "NOT_FOUND"
+
+
 def test_altered_evidence_does_not_apply() -> None:
     """L5: the evidence records are part of what was approved."""
     w = World.new()
@@ -302,6 +343,9 @@ def test_who_may_reject_and_withdraw() -> None:
         refused = raising(lambda outsider=outsider: d.decide_withdrawal(w.state, proposal, outsider, "", w.now))
         assert refused.reason == "PERMISSION_DENIED"
     plain_bruno = replace(BRUNO, roles=frozenset({Role.READER}))
+    for other in (replace(plain_bruno, kind=PrincipalKind.SERVICE), replace(plain_bruno, issuer="elsewhere")):
+        refused = raising(lambda other=other: d.decide_withdrawal(w.state, proposal, other, "", w.now))
+        assert refused.reason == "PERMISSION_DENIED"
     for allowed in (AGENT, plain_bruno, CARLA):
         change = d.decide_withdrawal(w.state, proposal, allowed, "", w.now)
         assert change.proposals_changed[0].status is ProposalStatus.WITHDRAWN

@@ -185,6 +185,19 @@ def test_what_builds_on_a_changed_memory_is_flagged(mutation_of, cause: str | No
     assert flagged == {family for family, _ in expected}
 
 
+def test_a_family_is_told_once_with_the_strongest_reason() -> None:
+    """I1: one event for each family and branch of a commit, though it is related and flagged at once."""
+    w = World.new()
+    old, new, _ = families(w)
+    link(w, RelationKind.REFINES, new, old)
+    change = w.commit(Deprecate(old, new))
+    assert {flag.family_id for flag in change.flags_raised} == {new}
+    assert [(e.family_id, e.kind) for e in change.events] == [
+        (old, EventKind.HEAD_CHANGED),
+        (new, EventKind.RELATION_CHANGED),
+    ]
+
+
 def test_a_change_of_the_flagged_memory_is_its_review() -> None:
     """Cascade: the flag goes with the next publication of the flagged family, and with no other change."""
     w = World.new()

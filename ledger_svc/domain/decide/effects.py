@@ -423,11 +423,12 @@ def _deprecate(state: State, mutation: Deprecate, making: Making) -> Effect:
 
 
 def _check_replacement(state: State, making: Making, family_id: str, at: datetime) -> None:
-    """What takes over holds then or later: an adopted row does not end before it, and it is not replaced itself."""
+    """What takes over holds then or later: an adopted row does not end before.
+
+    That covers a replacement that is replaced itself, because its rows end where that begins.
+    """
     rows = state.rows.get((family_id, making.branch), ())
-    holds = any(r.standing is Standing.ADOPTED and (r.valid_to is None or r.valid_to > at) for r in rows)
-    gone = any(r.valid_from <= at for r in relations.deprecations_of(state, making.branch, family_id))
-    if gone or not holds:
+    if not any(r.standing is Standing.ADOPTED and (r.valid_to is None or r.valid_to > at) for r in rows):
         raise errors.state_conflict(
             state.project_id,
             family_id,
