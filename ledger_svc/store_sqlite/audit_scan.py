@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, Final
 
+from ledger_svc import rows as r
 from ledger_svc.domain.audit import ChainProblem, ChainVerifier, Record, record_key
 from ledger_svc.domain.model import (
     AuditEntry,
@@ -24,7 +25,6 @@ from ledger_svc.domain.model import (
 )
 from ledger_svc.instants import to_micros
 from ledger_svc.records import dump, load
-from ledger_svc.store_sqlite import rows as r
 
 Row = tuple[Any, ...]
 

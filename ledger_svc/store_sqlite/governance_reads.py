@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from ledger_svc import rows as r
 from ledger_svc.domain.model import (
     Admission,
     AdmissionOutcome,
@@ -15,7 +16,6 @@ from ledger_svc.domain.model import (
     ProposalStatus,
 )
 from ledger_svc.records import load
-from ledger_svc.store_sqlite import rows as r
 from ledger_svc.store_sqlite.reads import Reader
 from ledger_svc.views import ObservationView, ProposalView
 

@@ -5,13 +5,14 @@ Every statement finds its rows by an index; ``tests/contract`` asks the query pl
 
 from __future__ import annotations
 
-import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from ledger_svc import assembly
+from ledger_svc import rows as r
 from ledger_svc.domain.model import (
     Commit,
     Content,
@@ -27,7 +28,6 @@ from ledger_svc.domain.model import (
 )
 from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.records import load
-from ledger_svc.store_sqlite import rows as r
 from ledger_svc.views import (
     ChangesView,
     Detail,
@@ -38,16 +38,12 @@ from ledger_svc.views import (
     HeadView,
     HistoryStep,
     PastView,
-    ProjectedRevision,
     ProjectionKey,
     ProjectionView,
     ProjectView,
     RelationsQuery,
     RevisionView,
 )
-
-REPLACING: Final = frozenset({RelationKind.DEPRECATES, RelationKind.MERGED_INTO})
-MOST_PAST: Final = 5
 
 _ALWAYS: Final = (FOREVER, FOREVER)
 _OF_ROW: Final = ", ".join(f"t.{c}" for c in r.ROW_COLUMNS.split(", "))
@@ -373,12 +369,9 @@ class Reader:
             row.branch,
             to_micros(row.valid_from),
             *(() if known is None else (known, known)),
-            MOST_PAST + 1,
+            assembly.MOST_PAST + 1,
         )
-        return tuple(
-            PastView(r.timeline_row_of(older[:13]), older[13], newer[14] or "")
-            for newer, older in itertools.pairwise(found)
-        )
+        return assembly.past_of(found)
 
     def _title(self, family_id: str, branch: str, valid: int, known: int | None) -> FamilyTitle:
         body = self._one("SELECT body FROM families WHERE family_id = ?", family_id)
@@ -496,7 +489,7 @@ class Reader:
             )
         ]
         if key.since_position > 0:
-            wanted = self._changed_since(key, {head.revision_id, *last_two})
+            wanted = assembly.wanted_since(self._changed_since(key), head, last_two)
         else:
             wanted = [
                 row[0]
@@ -506,18 +499,10 @@ class Reader:
                     key.branch,
                 )
             ]
-        made = self.revisions(project_id, wanted)
-        found = []
-        for revision_id in wanted:
-            row, changed = self._open_row(revision_id)
-            revision = made[revision_id]
-            # The revision that stopped being the head did so by the commit that last changed the head.
-            by_head = head.position if revision_id == head.revision_id or revision_id in last_two else 0
-            position = max(revision.position, changed, by_head)
-            found.append(ProjectedRevision(revision, revision_id == head.revision_id, row, position))
-        return ProjectionView(family, key.branch, tuple(found))
+        rows = {revision_id: self._rows_of(revision_id, FOREVER) for revision_id in wanted}
+        return assembly.projection_of(family, key, head, last_two, wanted, self.revisions(project_id, wanted), rows)
 
-    def _changed_since(self, key: ProjectionKey, always: set[str]) -> list[str]:
+    def _changed_since(self, key: ProjectionKey) -> list[str]:
         found = self._all(
             "SELECT revision_id FROM timeline_rows WHERE family_id = ? AND branch = ? AND opened_position >= ? "
             "UNION SELECT revision_id FROM timeline_rows INDEXED BY timeline_closed "
@@ -529,17 +514,7 @@ class Reader:
             key.branch,
             key.since_position,
         )
-        return sorted({row[0] for row in found} | always)
-
-    def _open_row(self, revision_id: str) -> tuple[TimelineRow | None, int]:
-        """Return the open row of a revision, and the commit that last opened or closed one of its rows."""
-        found = self._all(
-            f"SELECT {r.ROW_COLUMNS} FROM timeline_rows WHERE revision_id = ?",
-            revision_id,
-        )
-        rows = [r.timeline_row_of(row) for row in found]
-        changed = max((max(row.opened_position, row.closed_position or 0) for row in rows), default=0)
-        return next((row for row in rows if row.closed_position is None), None), changed
+        return [row[0] for row in found]
 
 
 class _Heads:
@@ -570,7 +545,7 @@ class _Heads:
         while queue:
             view = queue.pop(0)
             for relation in view.relations:
-                other = _replacement_of(view.family.family_id, relation)
+                other = assembly.replacement_of(view.family.family_id, relation)
                 if other is None or other in self.found:
                     continue
                 family = reader.family(self._query.project_id, other)
@@ -588,11 +563,14 @@ class _Heads:
             return None
         head = r.head_of(found)
         rows = reader.rows_from(family.family_id, query.branch, self._valid, self._known)
-        if not rows and self._known is not None and not self._published_by(family, query.branch):
+        first = None if rows or self._known is None else self._first_position(family, query.branch)
+        if not assembly.is_published(rows, first, self._position):
             return None
         revision = self._revision(rows[0].revision_id if rows else head.revision_id)
         full = query.detail is Detail.FULL
-        relations = self._relations(family, RelationKind if full else REPLACING)
+        relations = assembly.holding(
+            reader.relations_of([family.family_id], query.branch, assembly.kinds_for(query.detail)), query
+        )
         flags = self._flags(family)
         evidence: Mapping[str, Evidence] = {}
         past: tuple[PastView, ...] = ()
@@ -616,18 +594,20 @@ class _Heads:
         )
 
     def _changed(self, head: Head, flags: tuple[ReviewFlag, ...]) -> int:
-        """Return the commit that last changed a head or its flags, of those known."""
-        latest = self._reader.last_flag_change(head.family_id, head.branch, self._position)
-        if self._position is None:
-            return max(head.position, latest)
-        rows = self._reader.last_row_change(head.family_id, head.branch, self._position)
-        return max(rows, latest, *(flag.position for flag in flags), 0)
+        reader, known = self._reader, self._position
+        return assembly.changed_position(
+            head,
+            flags,
+            known,
+            last_row_change=0 if known is None else reader.last_row_change(head.family_id, head.branch, known),
+            last_flag_change=reader.last_flag_change(head.family_id, head.branch, known),
+        )
 
-    def _published_by(self, family: Family, branch: str) -> bool:
+    def _first_position(self, family: Family, branch: str) -> int | None:
         row = self._reader._one(  # noqa: SLF001
             "SELECT position FROM revisions WHERE family_id = ? AND branch = ? AND number = 1", family.family_id, branch
         )
-        return row is not None and row[0] <= (self._position or 0)
+        return None if row is None else int(row[0])
 
     def _revision(self, revision_id: str) -> Revision:
         if self._query.detail is Detail.STATE:
@@ -639,20 +619,9 @@ class _Heads:
             *self._reader._one("SELECT body, content FROM revisions WHERE revision_id = ?", revision_id)  # noqa: SLF001
         )
 
-    def _relations(self, family: Family, kinds: Iterable[RelationKind]) -> tuple[Relation, ...]:
-        query = self._query
-        found = self._reader.relations_of([family.family_id], query.branch, kinds)
-        known = query.known_at
-        return tuple(
-            relation for relation in found if relation.holds(query.valid_at, _LAST if known is None else known)
-        )
-
     def _titles_of(self, family: Family, relations: Iterable[Relation]) -> dict[str, FamilyTitle]:
         made = {}
-        for relation in relations:
-            if relation.kind not in REPLACING:
-                continue
-            other = relation.target_id if relation.source_id == family.family_id else relation.source_id
+        for other in assembly.other_ends(family.family_id, relations):
             if other not in self._titles:
                 self._titles[other] = self._reader._title(  # noqa: SLF001
                     other, self._query.branch, self._valid, self._known
@@ -663,24 +632,4 @@ class _Heads:
     def _flags(self, family: Family) -> tuple[ReviewFlag, ...]:
         sql = f"SELECT {r.FLAG_COLUMNS} FROM review_flags WHERE family_id = ? AND branch = ? "
         found = self._reader._all(f"{sql}ORDER BY position, cause_family_id", family.family_id, self._query.branch)  # noqa: SLF001
-        flags = [r.flag_of(row) for row in found]
-        known = self._position
-        if known is None:
-            return tuple(flag for flag in flags if flag.cleared_position is None)
-        return tuple(
-            flag
-            for flag in flags
-            if flag.position <= known and (flag.cleared_position is None or flag.cleared_position > known)
-        )
-
-
-_LAST: Final = from_micros(to_micros(datetime.max.replace(tzinfo=from_micros(0).tzinfo)))
-
-
-def _replacement_of(family_id: str, relation: Relation) -> str | None:
-    """Return the family that takes the place of a family, if that is what the relation says."""
-    if relation.kind is RelationKind.DEPRECATES and relation.target_id == family_id:
-        return relation.source_id
-    if relation.kind is RelationKind.MERGED_INTO and relation.source_id == family_id:
-        return relation.target_id
-    return None
+        return assembly.flags_at((r.flag_of(row) for row in found), self._position)

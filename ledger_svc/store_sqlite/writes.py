@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
+from ledger_svc import rows as r
 from ledger_svc.domain.model import (
     AuditTip,
     ChangeSet,
@@ -25,7 +26,6 @@ from ledger_svc.domain.state import State
 from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.records import dump, load
 from ledger_svc.state import Change, Landing, StateQuery, WorkingState
-from ledger_svc.store_sqlite import rows as r
 from ledger_svc.store_sqlite.governance_reads import GovernanceReader
 
 _INCOMING: Final = (RelationKind.DEPENDS_ON, RelationKind.REFINES, RelationKind.DEPRECATES)

@@ -1,4 +1,7 @@
-"""Domain records to and from rows. Each pair of functions is the whole knowledge of one table's columns."""
+"""Domain records to and from rows, the same for every store: columns of a table here, properties of a node there.
+
+Each pair of functions is the whole knowledge of one kind's columns.
+"""
 
 from __future__ import annotations
 

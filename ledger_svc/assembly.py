@@ -1,0 +1,132 @@
+"""From stored records to views: the judgements of reading that are the same for every store.
+
+A store finds records; which of them count at a point of the two axes, and how they stand together, is said here once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from ledger_svc import rows as r
+from ledger_svc.domain.model import Family, Head, Relation, RelationKind, ReviewFlag, Revision, TimelineRow
+from ledger_svc.instants import from_micros, to_micros
+from ledger_svc.views import Detail, HeadsQuery, PastView, ProjectedRevision, ProjectionKey, ProjectionView
+
+REPLACING: Final = frozenset({RelationKind.DEPRECATES, RelationKind.MERGED_INTO})
+"""Relations that say what takes the place of a family; heads carry them in every detail."""
+MOST_PAST: Final = 5
+"""Past revisions that a full head shows."""
+
+_LAST: Final = from_micros(to_micros(datetime.max.replace(tzinfo=from_micros(0).tzinfo)))
+
+
+def kinds_for(detail: Detail) -> frozenset[RelationKind]:
+    """Return the kinds of relations that heads carry."""
+    return frozenset(RelationKind) if detail is Detail.FULL else REPLACING
+
+
+def is_published(rows: Sequence[TimelineRow], first_position: int | None, known_position: int | None) -> bool:
+    """Return whether a family was published at all, as known then: nothing of it may hold, and yet it is there."""
+    if rows or known_position is None:
+        return True
+    return first_position is not None and first_position <= known_position
+
+
+def holding(relations: Iterable[Relation], query: HeadsQuery) -> tuple[Relation, ...]:
+    """Return the relations that hold at the query's point, in order of recording."""
+    known = _LAST if query.known_at is None else query.known_at
+    found = [relation for relation in relations if relation.holds(query.valid_at, known)]
+    return tuple(sorted(found, key=lambda relation: (relation.position, relation.relation_id)))
+
+
+def flags_at(flags: Iterable[ReviewFlag], known_position: int | None) -> tuple[ReviewFlag, ...]:
+    """Return the flags that are open, now or as known at a position."""
+    if known_position is None:
+        return tuple(flag for flag in flags if flag.cleared_position is None)
+    return tuple(
+        flag
+        for flag in flags
+        if flag.position <= known_position and (flag.cleared_position is None or flag.cleared_position > known_position)
+    )
+
+
+def changed_position(
+    head: Head,
+    flags: Iterable[ReviewFlag],
+    known_position: int | None,
+    *,
+    last_row_change: int,
+    last_flag_change: int,
+) -> int:
+    """Return the commit that last changed a head or its flags, of those known."""
+    if known_position is None:
+        return max(head.position, last_flag_change)
+    return max(last_row_change, last_flag_change, *(flag.position for flag in flags), 0)
+
+
+def past_of(found: Sequence[r.Row]) -> tuple[PastView, ...]:
+    """Return what came before, from rows newest first: columns of the row, title and reason of its revision."""
+    return tuple(
+        PastView(r.timeline_row_of(older[:13]), older[13], newer[14] or "")
+        for newer, older in itertools.pairwise(found)
+    )
+
+
+def other_ends(family_id: str, relations: Iterable[Relation]) -> list[str]:
+    """Return the families whose titles go with a family: the other ends of what replaces."""
+    ends = [
+        relation.target_id if relation.source_id == family_id else relation.source_id
+        for relation in relations
+        if relation.kind in REPLACING
+    ]
+    return list(dict.fromkeys(ends))
+
+
+def replacement_of(family_id: str, relation: Relation) -> str | None:
+    """Return the family that takes the place of a family, if that is what the relation says."""
+    if relation.kind is RelationKind.DEPRECATES and relation.target_id == family_id:
+        return relation.source_id
+    if relation.kind is RelationKind.MERGED_INTO and relation.source_id == family_id:
+        return relation.target_id
+    return None
+
+
+def projection_of(
+    family: Family,
+    key: ProjectionKey,
+    head: Head,
+    last_two: Sequence[str],
+    wanted: Sequence[str],
+    revisions: Mapping[str, Revision],
+    rows: Mapping[str, Sequence[TimelineRow]],
+) -> ProjectionView:
+    """Return what an index holds of a (family, branch).
+
+    Args:
+        family: The family.
+        key: What was asked for.
+        head: The head.
+        last_two: Revisions of the last two open rows.
+        wanted: Revisions to project.
+        revisions: Those revisions.
+        rows: All rows of each of them, closed ones included.
+    """
+    found = []
+    for revision_id in wanted:
+        own = rows.get(revision_id, ())
+        changed = max((max(row.opened_position, row.closed_position or 0) for row in own), default=0)
+        row = next((row for row in own if row.closed_position is None), None)
+        revision = revisions[revision_id]
+        # The revision that stopped being the head did so by the commit that last changed the head.
+        by_head = head.position if revision_id == head.revision_id or revision_id in last_two else 0
+        position = max(revision.position, changed, by_head)
+        found.append(ProjectedRevision(revision, revision_id == head.revision_id, row, position))
+    return ProjectionView(family, key.branch, tuple(found))
+
+
+def wanted_since(changed: Iterable[str], head: Head, last_two: Iterable[str]) -> list[str]:
+    """Return which revisions to project when only some rows have changed."""
+    return sorted({*changed, head.revision_id, *last_two})
