@@ -115,6 +115,10 @@ class Follower:
         """
         backoff = self._backoff()
         while not stop.is_set():
+            if not self._projector.targets:
+                self._note("no collection is open; a rebuild makes one")
+                await _sleep(stop, backoff.next())
+                continue
             try:
                 events = await _unless(stop, self._claim())
                 if events:
@@ -147,7 +151,13 @@ class Follower:
 
     async def refresh_applied(self, projects: set[str]) -> Mapping[str, OutboxStats]:
         """Ask up to where every commit is handled, and note it beside the statistics."""
-        stats = {project: await self._ledger.stats(project) for project in sorted(projects)}
+        stats: dict[str, OutboxStats] = {}
+        for project in sorted(projects):
+            try:
+                stats[project] = await self._ledger.stats(project)
+            except DomainError as error:
+                if error.reason is not Reason.NOT_FOUND:
+                    raise
         await self._projector.set_applied({p: s.handled_position for p, s in stats.items()})
         for project, found in stats.items():
             reached = max((t.state.applied_position(project) for t in self._projector.targets), default=0)

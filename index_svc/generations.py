@@ -94,6 +94,11 @@ class Generations:
             raise dependency_unavailable("index", "the index is being built for the first time; try again later")
         return self._live
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is a generation that serves."""
+        return self._live is not None
+
     @contextmanager
     def reading(self) -> Iterator[Generation]:
         """Hold the generation that serves now, for one request: a change meanwhile does not touch it."""
@@ -134,7 +139,9 @@ class Generations:
         generation.complete = True
         await self._store.swap(generation.collection)
         before, self._live, self._filling = self._live, generation, None
-        if before is not None:
+        if before is None:
+            self._states.delete_others(generation.collection.name)
+        else:
             await self._projector.remove_target(before)
             await self._retire(before)
 

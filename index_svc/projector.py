@@ -34,6 +34,10 @@ FamilyKey = tuple[str, str, str]
 """Project id, branch, family."""
 
 
+class NoTargetError(Exception):
+    """There is no generation to write to: what was read must not be acknowledged."""
+
+
 class IncompleteBaseError(Exception):
     """What changed of a family cannot be merged, because the index misses the rest: read these families as a whole."""
 
@@ -235,15 +239,23 @@ class Projector:
                 words = list(dict.fromkeys(w for t in part for w in distinct_words(t)))
             stored = [await asyncio.to_thread(t.state.known_words, project, words) for t in targets]
             common = frozenset(vectors) | (frozenset.intersection(*stored) if stored else frozenset())
-            computed = await compute_features(self._embedder, part, common)
+            # A rebuild takes what the generation that serves has, intact, of the same model and recipe.
+            ready: dict[str, TextFeatures] = {}
+            for donor in self._targets:
+                wanted = [t.text_hash for t in part if t.text_hash not in ready]
+                ready |= await asyncio.to_thread(donor.state.stored_texts, project, wanted)
+            computed = await compute_features(self._embedder, part, common, ready)
             features.update({t.text_hash: t for t in computed.texts})
             vectors.update(computed.words)
         return features, vectors
 
     async def _write_all(self, prepared: Prepared, targets: Sequence[Generation] | None) -> None:
         async with self._writing:
+            aims = self._targets if targets is None else targets
+            if not aims:
+                raise NoTargetError("the index has no collection to write to")
             # Everything is planned before anything is written: a hole in one target leaves all of them as they were.
-            plans = [await self._plan(t, prepared) for t in (self._targets if targets is None else targets)]
+            plans = [await self._plan(target, prepared) for target in aims]
             holes = frozenset(key for plan in plans for key in plan.holes)
             if holes:
                 raise IncompleteBaseError(holes)

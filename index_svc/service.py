@@ -326,10 +326,11 @@ class CalibrationKeeper:
         seen: tuple[int, str] | None = None
         done: tuple[int, str] | None = None
         while not stop.is_set():
-            current = (self._projector.changes, self._generations.live.collection.name)
-            if current == seen and current != done and await self.calibrate_outdated(stop):
-                done = current
-            seen = current
+            if self._generations.is_serving:
+                current = (self._projector.changes, self._generations.live.collection.name)
+                if current == seen and current != done and await self.calibrate_outdated(stop):
+                    done = current
+                seen = current
             try:
                 await asyncio.wait_for(stop.wait(), self._quiet)
             except TimeoutError:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from decisionssearch.ledger.v1 import (
@@ -236,6 +236,13 @@ class StubLedger(
         await self._server.start()
         self.address = f"127.0.0.1:{bound}"
         return self.address
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.stop()
 
     async def stop(self) -> None:
         if self._server is not None:

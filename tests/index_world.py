@@ -145,9 +145,9 @@ class World:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, "index") from None
 
-    async def verify(self, project: str = "billing", *, repair: bool = False) -> list[Any]:
+    async def verify(self, project: str = "billing", *, repair: bool = False, who: str = "admin") -> list[Any]:
         request = pb.VerifyIndexRequest(project=f"projects/{project}", repair=repair)
-        return [r async for r in self.stub.VerifyIndex(request, metadata=self.as_("admin"), timeout=30)]
+        return [r async for r in self.stub.VerifyIndex(request, metadata=self.as_(who), timeout=30)]
 
     async def drifts(self, project: str = "billing", *, repair: bool = False) -> list[str]:
         found = await self.verify(project, repair=repair)
@@ -168,10 +168,10 @@ class World:
         return await until(ended)
 
     async def settled(self) -> None:
-        """Wait until every event is handled and the first fill is over."""
+        """Wait until every event is handled and no rebuild runs."""
 
         async def quiet() -> bool:
-            return self.ledger.pending == 0 and self.app.generations.live.complete
+            return self.ledger.pending == 0 and self.app.service._rebuilds.running is None
 
         await until(quiet)
 
