@@ -179,6 +179,16 @@ class EvidenceDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceReference:
+    """Evidence that is named, with how it stands to the claim."""
+
+    name: str
+    stance: Stance = Stance.SUPPORTS
+    confidence: float = 1.0
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelationDraft:
     """A relation that the source asserts, by identity keys. Either end may be the candidate itself."""
 

@@ -217,6 +217,7 @@ def _removal(clean: CleanObservation) -> Candidate:
         content=Content(title=observation.title or key),
         action=Action.INVALIDATE,
         valid_from=observation.occurred_at,
+        observed_at=observation.occurred_at,
         evidence=(
             EvidenceDraft(
                 kind=SourceKind.ADR,
