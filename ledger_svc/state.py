@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 
-from ledger_svc.domain.model import Admission, ChangeSet, Observation, Signal, StoredReply
+from ledger_svc.domain.model import Admission, ChangeSet, Observation, RelationKind, Signal, StoredReply
 from ledger_svc.domain.state import FamilyBranch, State, StateNeeds, apply_to_state
 
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
+INCOMING = (RelationKind.DEPENDS_ON, RelationKind.REFINES, RelationKind.DEPRECATES)
+"""The kinds that ``StateNeeds.incoming`` is about."""
 
 ReplyKey = tuple[str, str, str]
 """Caller, rpc, request_id."""
@@ -123,3 +125,42 @@ class WorkingState:
         for admission in change.admissions:
             known = self.admissions.get(admission.observation_id, 0)
             self.admissions[admission.observation_id] = max(known, admission.number)
+
+
+class FoundState:
+    """The maps of a state while a store fills them."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.families = dict(state.families)
+        self.owners = dict(state.owners)
+        self.heads = dict(state.heads)
+        self.rows = dict(state.rows)
+        self.revisions = dict(state.revisions)
+        self.evidence = dict(state.evidence)
+        self.evidence_ids: set[str] = set()
+        """Evidence that is still to be read."""
+        self.relations = dict(state.relations)
+        self.flags = dict(state.flags)
+        self.proposals = dict(state.proposals)
+        self.approvals = dict(state.approvals)
+
+    def state(self) -> State:
+        """Return the state with what was found."""
+        return replace(
+            self._state,
+            families=self.families,
+            owners=self.owners,
+            heads=self.heads,
+            rows=self.rows,
+            revisions=self.revisions,
+            evidence=self.evidence,
+            relations=self.relations,
+            flags=self.flags,
+            proposals=self.proposals,
+            approvals=self.approvals,
+        )
+
+
+class NothingChangedError(Exception):
+    """A record that a change names is not there, or was changed already: the decision saw something else."""

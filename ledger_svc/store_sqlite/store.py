@@ -24,6 +24,7 @@ from ledger_svc.domain.model import (
     Revision,
 )
 from ledger_svc.group import Decision, Outcome
+from ledger_svc.news import News
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
 from ledger_svc.store_sqlite import schema
 from ledger_svc.store_sqlite.audit_scan import scan
@@ -116,8 +117,7 @@ class SqliteLedgerStore:
         self._connection = writer_connection
         self._lock = lock
         self._loop = asyncio.get_running_loop()
-        self._versions: dict[str, int] = {}
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._news = News()
         self._log = get_logger("store")
         exclusive = threading.Lock()
         shared = writer_connection if database == MEMORY else None
@@ -195,39 +195,19 @@ class SqliteLedgerStore:
 
     def version(self, project_id: str = "") -> int:
         """Return a number that grows with every commit."""
-        return self._versions.get(project_id, 0)
+        return self._news.version(project_id)
 
     async def changed(self, project_id: str, version: int, timeout_seconds: float) -> bool:
         """Wait until the version is above a number."""
-        if self.version(project_id) > version:
-            return True
-        waiter = self._loop.create_future()
-        self._waiters.setdefault(project_id, set()).add(waiter)
-        try:
-            await asyncio.wait_for(waiter, timeout_seconds)
-        except TimeoutError:
-            pass
-        finally:
-            waiting = self._waiters[project_id]
-            waiting.discard(waiter)
-            if not waiting:
-                del self._waiters[project_id]
-        return self.version(project_id) > version
+        return await self._news.changed(project_id, version, timeout_seconds)
 
     def _committed(self, projects: frozenset[str]) -> None:
         """Note commits; called in the writer's thread, before the results are."""
         if projects:
             try:
-                self._loop.call_soon_threadsafe(self._announce, projects)
+                self._loop.call_soon_threadsafe(self._news.announce, projects)
             except RuntimeError:
                 return  # The loop is closed: nobody waits any more.
-
-    def _announce(self, projects: frozenset[str]) -> None:
-        for project_id in (*projects, ""):
-            self._versions[project_id] = self._versions.get(project_id, 0) + 1
-            for waiter in self._waiters.get(project_id, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
 
     # --- Reads ------------------------------------------------------------------------------------------------------
 
@@ -398,7 +378,7 @@ class SqliteLedgerStore:
         """Put dead events back with no attempts; return how many."""
         found = await self._write(lambda c: Outbox(c).redrive(ids, project_id, now))
         if found:
-            self._announce(frozenset())
+            self._news.announce(())
         return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 from ledger_svc import rows as r
@@ -25,10 +24,8 @@ from ledger_svc.domain.model import (
 from ledger_svc.domain.state import State
 from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.records import dump, load
-from ledger_svc.state import Change, Landing, StateQuery, WorkingState
+from ledger_svc.state import INCOMING, Change, FoundState, Landing, NothingChangedError, StateQuery, WorkingState
 from ledger_svc.store_sqlite.governance_reads import GovernanceReader
-
-_INCOMING: Final = (RelationKind.DEPENDS_ON, RelationKind.REFINES, RelationKind.DEPRECATES)
 
 
 class StateLoader:
@@ -70,7 +67,7 @@ class StateLoader:
                 working.replies[key] = reply
         self._load_observations(working, query)
         if working.state is not None:
-            found = _Found(working.state)
+            found = FoundState(working.state)
             self._load_families(found, query)
             self._load_evidence(found, query)
             self._load_relations(found, query)
@@ -78,7 +75,7 @@ class StateLoader:
             working.state = found.state()
         working.note(query)
 
-    def _load_families(self, found: _Found, query: StateQuery) -> None:
+    def _load_families(self, found: FoundState, query: StateQuery) -> None:
         needs = query.needs
         for identity_key in needs.identity_keys:
             owner = self._one(
@@ -116,7 +113,7 @@ class StateLoader:
             for link in found.revisions[revision_id].evidence_links
         )
 
-    def _family(self, found: _Found, project_id: str, family_id: str) -> bool:
+    def _family(self, found: FoundState, project_id: str, family_id: str) -> bool:
         if family_id not in found.families:
             family = self._reader.family(project_id, family_id)
             if family is None:
@@ -124,7 +121,7 @@ class StateLoader:
             found.families[family_id] = family
         return True
 
-    def _load_evidence(self, found: _Found, query: StateQuery) -> None:
+    def _load_evidence(self, found: FoundState, query: StateQuery) -> None:
         found.evidence_ids |= query.needs.evidence
         for fingerprint in query.needs.fingerprints:
             row = self._one(
@@ -137,7 +134,7 @@ class StateLoader:
         loaded = self._reader.evidence(found.evidence_ids - found.evidence.keys())
         found.evidence.update({k: e for k, e in loaded.items() if e.project_id == query.project_id})
 
-    def _load_relations(self, found: _Found, query: StateQuery) -> None:
+    def _load_relations(self, found: FoundState, query: StateQuery) -> None:
         needs = query.needs
         for relation_id in needs.relations:
             relation = self._reader.relation(needs.project_id, relation_id)
@@ -158,7 +155,7 @@ class StateLoader:
         for branch, kind, start in needs.reach:
             self._reach(found, branch, kind, start)
         for family_id, branch in needs.incoming:
-            for kind in _INCOMING:
+            for kind in INCOMING:
                 self._relations(
                     found,
                     "INDEXED BY relations_active_in WHERE target_id = ? AND branch = ? AND kind = ? "
@@ -168,13 +165,13 @@ class StateLoader:
                     kind.value,
                 )
 
-    def _relations(self, found: _Found, where: str, *values: str) -> list[Relation]:
+    def _relations(self, found: FoundState, where: str, *values: str) -> list[Relation]:
         rows = self._db.execute(f"SELECT {r.RELATION_COLUMNS} FROM relations {where}", values).fetchall()
         made = [r.relation_of(row) for row in rows]
         found.relations.update({relation.relation_id: relation for relation in made})
         return made
 
-    def _reach(self, found: _Found, branch: str, kind: RelationKind, start: str) -> None:
+    def _reach(self, found: FoundState, branch: str, kind: RelationKind, start: str) -> None:
         seen, queue = {start}, [start]
         while queue:
             source = queue.pop()
@@ -189,7 +186,7 @@ class StateLoader:
                     seen.add(relation.target_id)
                     queue.append(relation.target_id)
 
-    def _load_proposals(self, found: _Found, query: StateQuery) -> None:
+    def _load_proposals(self, found: FoundState, query: StateQuery) -> None:
         for proposal_id in query.needs.proposals:
             row = self._one(
                 "SELECT body, status, progress FROM proposals WHERE proposal_id = ? AND project_id = ?",
@@ -248,40 +245,6 @@ class StateLoader:
         return tuple(r.flag_of(row) for row in rows)
 
 
-class _Found:
-    """The maps of a state while they are filled."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self.families = dict(state.families)
-        self.owners = dict(state.owners)
-        self.heads = dict(state.heads)
-        self.rows = dict(state.rows)
-        self.revisions = dict(state.revisions)
-        self.evidence = dict(state.evidence)
-        self.evidence_ids: set[str] = set()
-        self.relations = dict(state.relations)
-        self.flags = dict(state.flags)
-        self.proposals = dict(state.proposals)
-        self.approvals = dict(state.approvals)
-
-    def state(self) -> State:
-        """Return the state with what was found."""
-        return replace(
-            self._state,
-            families=self.families,
-            owners=self.owners,
-            heads=self.heads,
-            rows=self.rows,
-            revisions=self.revisions,
-            evidence=self.evidence,
-            relations=self.relations,
-            flags=self.flags,
-            proposals=self.proposals,
-            approvals=self.approvals,
-        )
-
-
 _INSERT_REVISION: Final = f"INSERT INTO revisions ({r.REVISION_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_ROW: Final = f"INSERT INTO timeline_rows ({r.ROW_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_HEAD: Final = (
@@ -290,10 +253,6 @@ _INSERT_HEAD: Final = (
     "position = excluded.position, recorded_at = excluded.recorded_at, invalid_from = excluded.invalid_from"
 )
 _INSERT_FLAG: Final = f"INSERT INTO review_flags ({r.FLAG_COLUMNS}, project_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-class NothingChangedError(Exception):
-    """A record that a change names is not there, or was changed already: the decision saw something else."""
 
 
 class Persister:
