@@ -50,10 +50,12 @@ class TickingClock:
         self.present = start
 
     def now(self) -> datetime:
+        """The next instant."""
         self.present += timedelta(milliseconds=1)
         return self.present
 
     def advance(self, by: timedelta) -> datetime:
+        """Move on."""
         self.present += by
         return self.present
 
@@ -82,6 +84,7 @@ class Tokens:
     """Every principal's token is its name."""
 
     async def authenticate(self, token: str) -> Principal:
+        """Whose token it is."""
         found = PRINCIPALS.get(token)
         if found is None:
             raise unauthenticated()
@@ -148,6 +151,7 @@ class Stack:
 
     @property
     def store(self) -> LedgerStore:
+        """The store below."""
         return self.app.store
 
     def as_(self, who: str) -> Client:
@@ -157,12 +161,14 @@ class Stack:
         return self._clients[who]
 
     async def close_clients(self) -> None:
+        """Close all channels."""
         for client in self._clients.values():
             await client.channel.close()
 
     # --- Short cuts ---------------------------------------------------------------------------------------------------
 
     async def make_project(self, project: str = PROJECT, policy: admin_service_pb2.Policy | None = None) -> Any:
+        """Make a project as root."""
         request = admin_service_pb2.CreateProjectRequest(
             name=f"projects/{project}", request_id=new_id(), display_name=project.title(), policy=policy
         )
@@ -179,6 +185,7 @@ class Stack:
         reason: str = "because",
         **more: Any,
     ) -> proposal_pb2.Proposal:
+        """Propose."""
         request = proposal_service_pb2.CreateProposalRequest(
             project=f"projects/{project}",
             request_id=new_id(),
@@ -192,6 +199,7 @@ class Stack:
         return made
 
     async def approve(self, proposal: proposal_pb2.Proposal, *, who: str = "rui") -> Any:
+        """Approve the bytes that the proposal shows."""
         return await self.as_(who).proposals.ApproveProposal(
             proposal_service_pb2.ApproveProposalRequest(
                 proposal=proposal.name, request_id=new_id(), preview_hash=proposal.preview_hash
@@ -199,6 +207,7 @@ class Stack:
         )
 
     async def apply(self, proposal: proposal_pb2.Proposal, *, who: str = "ana") -> Any:
+        """Apply."""
         return await self.as_(who).proposals.ApplyProposal(
             proposal_service_pb2.ApplyProposalRequest(proposal=proposal.name, request_id=new_id())
         )
@@ -217,6 +226,7 @@ class Stack:
         return await self.publish(create_rule(title, key=key, **times), project=project, **more)
 
     async def head(self, family: str, *, who: str = "reader", **more: Any) -> ledger_pb2.Head:
+        """Read one head."""
         request = ledger_service_pb2.GetHeadRequest(family=family, **more)
         found: ledger_pb2.Head = (await self.as_(who).ledger.GetHead(request)).head
         return found

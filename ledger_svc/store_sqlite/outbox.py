@@ -34,7 +34,7 @@ class Outbox:
             f"SELECT {_COLUMNS} FROM outbox AS o "
             "WHERE o.dead = 0 AND o.available_at <= ?1 AND NOT EXISTS ("
             "SELECT 1 FROM outbox AS busy INDEXED BY outbox_leased_head WHERE busy.family_id = o.family_id "
-            "AND busy.branch = o.branch AND busy.leased_until > ?1) "
+            "AND busy.branch = o.branch AND busy.leased_until > 0 AND busy.leased_until > ?1) "
             "ORDER BY o.id LIMIT ?2",
             (moment, limit),
         ).fetchall()
@@ -149,14 +149,14 @@ class OutboxReader:
                 values,
             ).fetchone()
             leased = one(
-                f"SELECT count(*) FROM outbox WHERE leased_until > ? AND {where}",
+                f"SELECT count(*) FROM outbox WHERE leased_until > 0 AND leased_until > ? AND {where}",
                 (moment, *values),
             ).fetchone()[0]
             newest = one(f"SELECT max(id) FROM outbox INDEXED BY outbox_by_position WHERE {where}", values).fetchone()
         else:
             pending = one("SELECT count(*) FROM outbox INDEXED BY outbox_due WHERE dead = 0").fetchone()[0]
             dead = one("SELECT count(*) FROM outbox INDEXED BY outbox_dead WHERE dead = 1").fetchone()[0]
-            leased = one("SELECT count(*) FROM outbox WHERE leased_until > ?", (moment,)).fetchone()[0]
+            leased = one("SELECT count(*) FROM outbox WHERE leased_until > 0 AND leased_until > ?", (moment,)).fetchone()[0]
             oldest_row = one("SELECT recorded_at FROM outbox WHERE dead = 0 ORDER BY id LIMIT 1").fetchone()
             oldest = oldest_row[0] if oldest_row else None
             newest = one("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'").fetchone()
