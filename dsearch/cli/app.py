@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from dsearch.cli import demo, ingest, operate, propose, read, review, search, serve
+from dsearch.cli import demo, evaluate, ingest, operate, propose, read, review, search, serve
 from dsearch.cli.frame import EXIT_CODES_HELP
-
-_EVALUATION = "dsearch.evaluation.cli"
 
 
 def build() -> typer.Typer:
@@ -35,19 +31,6 @@ def build() -> typer.Typer:
             typer.echo(version_of("decisionssearch"))
             raise typer.Exit
 
-    for part in (serve, operate, ingest, search, read, propose, review, demo):
+    for part in (serve, operate, ingest, search, read, propose, review, evaluate, demo):
         part.add(app)
-    evaluation = _optional(_EVALUATION)
-    if evaluation is not None:
-        evaluation.add(app)
     return app
-
-
-def _optional(module: str) -> ModuleType | None:
-    """Return a part that an installation may lack: `dsearch eval` needs no server and comes with its own package."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
-            return None
-        raise

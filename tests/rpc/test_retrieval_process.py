@@ -47,7 +47,7 @@ async def test_process_starts_answers_and_stops(tmp_path: Path) -> None:
         async with connect(env["DSEARCH_RETRIEVAL_BIND"], token=lambda: token) as channel:
             stub = retrieval_service_pb2_grpc.RetrievalServiceStub(channel)
             profiles = await stub.ListProfiles(pb.ListProfilesRequest(), timeout=30.0)
-            assert [p.name for p in profiles.profiles] == ["article", "default"]
+            assert {"article", "default"} <= {p.name for p in profiles.profiles}
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Search(pb.SearchRequest(project="projects/billing", text="refund"), timeout=20.0)
             assert from_rpc_error(caught.value).reason is Reason.DEPENDENCY_UNAVAILABLE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -335,12 +336,24 @@ def test_name_that_everybody_has_is_not_exact() -> None:
 
 def test_shipped_profiles_are_those_of_the_study() -> None:
     """docs/ranking.md: default = half and half, labelled from z 1.8, an answer from 2.8; article = RRF 60 and 0.50/0.25/0.25."""
-    assert set(shipped_profiles()) == {"default", "article"}
+    assert {"default", "article"} <= set(shipped_profiles())
     assert dict(DEFAULT.fusion.weights) == {"dense": 0.5, "sparse": 0.5}
     assert (DEFAULT.abstention.closest_from_z, DEFAULT.abstention.answer_from_z) == (1.8, 2.8)
     assert (ARTICLE.fusion.kind, ARTICLE.fusion.k) == ("rrf", 60)
     assert DEFAULT.branches == (Branch.DENSE, Branch.SPARSE, Branch.STRUCTURAL)
     assert json.loads(ARTICLE.settings)["composite"]["half_life_days"] == 90.0
+
+
+def test_ablations_differ_in_what_they_name_alone() -> None:
+    """R3: a profile such as article-no-recency is article without that part; abstention is never part of it."""
+    for profile in shipped_profiles().values():
+        whole = shipped_profiles()[profile.name.split("-")[0]]
+        assert profile.abstention == whole.abstention
+        assert profile.fusion == whole.fusion
+        assert profile.name == whole.name or profile.settings != whole.settings
+    assert shipped_profiles()["article-no-recency"].composite == replace(ARTICLE.composite, recency=0.0)
+    assert shipped_profiles()["article-no-importance"].composite == replace(ARTICLE.composite, importance=0.0)
+    assert Branch.STRUCTURAL not in shipped_profiles()["default-no-structural"].branches
 
 
 @pytest.mark.parametrize(
