@@ -105,6 +105,9 @@ class WorkingState:
         """Remember that a query was answered."""
         self.answered |= answered
         self.heads_since.update(dict.fromkeys(answered.needs.heads, answered.rows_since))
+        if self.state is not None:
+            # A decision about an earlier moment than was read, because the clock went back, is refused by the domain.
+            self.state = replace(self.state, rows_since=dict(self.heads_since))
 
     def put(self, change: Change) -> None:
         """Put a decision's effects on top. They are not durable before the group commits."""

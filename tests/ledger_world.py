@@ -35,7 +35,7 @@ from ledger_svc.domain.model import (
     TimelineRow,
     VerificationState,
 )
-from ledger_svc.domain.state import State, StateNeeds, apply_to_state, needs_of
+from ledger_svc.domain.state import State, StateNeeds, apply_to_state, needs_of, rows_since
 
 EVERYTHING = frozenset(Role)
 ANA = Principal("local", "ana", PrincipalKind.HUMAN, roles=EVERYTHING)
@@ -104,6 +104,10 @@ class World:
         """Exactly the facts that were asked for."""
         return narrowed(self.state, needs)
 
+    def state_for(self, change: Draft | Proposal) -> State:
+        """Exactly the facts that a decision on this needs, of the rows only the latest that will do."""
+        return narrowed(self.state, needs_of(change), rows_since(change, self.clock))
+
     # --- Short ways -----------------------------------------------------------------------------------------------
 
     def evidence(
@@ -134,14 +138,14 @@ class World:
     def propose(self, mutation: Mutation, by: Principal = ANA, **more: object) -> Proposal:
         """Propose, on exactly the facts needed."""
         draft = self.draft(mutation, **more)  # type: ignore[arg-type]
-        state = self.narrowed(needs_of(draft))
+        state = self.state_for(draft)
         change = d.decide_proposal(state, draft, by, self.state.policy, self.now, new_id=self.new_id)
         self.take(change)
         return change.proposals_added[0]
 
     def approve(self, proposal: Proposal, by: Principal = BRUNO, given: str | None = None) -> Approval:
         """Approve the bytes of the proposal, or those of another hash."""
-        state = self.narrowed(needs_of(proposal))
+        state = self.state_for(proposal)
         change = d.decide_approval(
             state,
             proposal,
@@ -157,7 +161,7 @@ class World:
 
     def apply(self, proposal: Proposal, by: Principal = ANA) -> ChangeSet:
         """Apply; a refusal is recorded and raised."""
-        state = self.narrowed(needs_of(proposal))
+        state = self.state_for(proposal)
         approvals = self.state.approvals.get(proposal.proposal_id, ())
         outcome = d.decide_or_refuse(
             state, proposal, approvals, self.state.policy, self.now, actor=by, new_id=self.new_id
@@ -186,8 +190,8 @@ class World:
         return [row for row in self.rows if (row.family_id, row.branch) == (family_id, branch)]
 
 
-def narrowed(state: State, needs: StateNeeds) -> State:
-    """The State that a store has to give for these needs, picked out of the whole."""
+def narrowed(state: State, needs: StateNeeds, since: datetime | None = None) -> State:
+    """The State that a store has to give for these needs, picked out of the whole; rows only from a moment on."""
     active = [r for r in state.relations.values() if not r.is_retired]
     heads = {key: state.heads[key] for key in needs.heads if key in state.heads}
     revision_ids = {head.revision_id for head in heads.values()} | needs.revisions
@@ -214,7 +218,8 @@ def narrowed(state: State, needs: StateNeeds) -> State:
         families={i: state.families[i] for i in family_ids if i in state.families},
         owners={key: state.owners[key] for key in needs.identity_keys if key in state.owners},
         heads=heads,
-        rows={key: state.rows[key] for key in needs.heads if key in state.rows},
+        rows={key: latest_rows(state.rows[key], since) for key in needs.heads if key in state.rows},
+        rows_since={} if since is None else dict.fromkeys(needs.heads, since),
         revisions=revisions,
         evidence=evidence,
         relations=relations,
@@ -222,6 +227,14 @@ def narrowed(state: State, needs: StateNeeds) -> State:
         proposals={i: state.proposals[i] for i in needs.proposals if i in state.proposals},
         approvals={i: state.approvals[i] for i in needs.proposals if i in state.approvals},
     )
+
+
+def latest_rows(rows: tuple[TimelineRow, ...], since: datetime | None) -> tuple[TimelineRow, ...]:
+    """The last row that starts by a moment, and all later ones."""
+    started = [row.valid_from for row in rows if since is None or row.valid_from <= since]
+    if since is None or not started:
+        return rows
+    return tuple(row for row in rows if row.valid_from >= max(started))
 
 
 def _reach(active: list[Relation], branch: str, kind: RelationKind, start: str) -> list[Relation]:

@@ -7,6 +7,7 @@ The tree is flat on purpose; the reason, not the class, says what happened:
     - PERMISSION_DENIED, APPROVER_NOT_ALLOWED               the caller may not do this
     - NOT_FOUND, ALREADY_EXISTS                             a name is absent or taken
     - HEAD_MOVED                                            read again, decide again; the proposal becomes STALE
+    - WRITE_CONTENTION                                      send the same request again
     - PROPOSAL_STATUS, APPROVAL_MISSING,
       PREVIEW_HASH_MISMATCH, EVIDENCE_INSUFFICIENT,
       STATE_CONFLICT, RELATION_CYCLE                        somebody must change something first
@@ -35,6 +36,7 @@ APPROVER_NOT_ALLOWED = "APPROVER_NOT_ALLOWED"
 NOT_FOUND = "NOT_FOUND"
 ALREADY_EXISTS = "ALREADY_EXISTS"
 HEAD_MOVED = "HEAD_MOVED"
+WRITE_CONTENTION = "WRITE_CONTENTION"
 PROPOSAL_STATUS = "PROPOSAL_STATUS"
 APPROVAL_MISSING = "APPROVAL_MISSING"
 PREVIEW_HASH_MISMATCH = "PREVIEW_HASH_MISMATCH"
@@ -154,6 +156,15 @@ def head_moved(project_id: str, moved: Iterable[tuple[ExpectedHead, ExpectedHead
     count = len(pairs)
     what = "a head that this depends on has moved" if count == 1 else f"{count} heads that this depends on have moved"
     return DomainError(HEAD_MOVED, f"{what}: read again and propose again on the actual heads", metadata)
+
+
+def read_too_little() -> DomainError:
+    """The facts that were read do not reach back far enough, because the clock went back: nothing was changed."""
+    return DomainError(
+        WRITE_CONTENTION,
+        "the clock went back while this was decided: send the same request again",
+        {"retry": "same_request"},
+    )
 
 
 def _head_text(project_id: str, head: ExpectedHead | None) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
 
 from ledger_svc.domain import names
 from ledger_svc.domain.audit import tip_after
@@ -64,7 +64,11 @@ class StateNeeds:
     identity_keys: frozenset[str] = frozenset()
     """Who owns each key, as identity_key or alias."""
     heads: frozenset[FamilyBranch] = frozenset()
-    """For each: the family record, the head, the head's revision, the open timeline rows, the open review flags."""
+    """For each: the family record, the head, the head's revision, the open review flags, and the open timeline rows.
+
+    Of the rows, the last one that starts by the moment that ``rows_since`` gives, and all later ones, are enough; a
+    store that leaves earlier ones out says so in ``State.rows_since``.
+    """
     revisions: frozenset[str] = frozenset()
     """Revisions by id, with the evidence that their links name."""
     evidence: frozenset[str] = frozenset()
@@ -139,6 +143,23 @@ def _needs_of_mutation(change: Draft | Proposal) -> StateNeeds:
             return replace(none, relations=frozenset({mutation.relation_id}))
 
 
+def rows_since(change: Draft | Proposal, now: datetime) -> datetime:
+    """From when on a change can alter the timeline: older rows need not be read, however long the history is."""
+    mutation = change.mutation
+    if isinstance(mutation, SetExpiry):
+        # It may be about any revision of the past.
+        return _BEGINNING
+    given: list[datetime | None] = [getattr(mutation, name, None) for name in ("valid_from", "effective_from")]
+    # A naive time is refused later, with the name of its field.
+    since = min([now, *(moment for moment in given if moment is not None and moment.utcoffset() is not None)])
+    # An end also alters the row that another one cuts at exactly that moment.
+    return since - _MICROSECOND if isinstance(mutation, Invalidate | Deprecate) else since
+
+
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
 def _keys(key: str) -> frozenset[str]:
     return frozenset({key}) if key else frozenset()
 
@@ -167,6 +188,8 @@ class State:
     heads: Mapping[FamilyBranch, Head] = field(default_factory=dict)
     rows: Mapping[FamilyBranch, tuple[TimelineRow, ...]] = field(default_factory=dict)
     """Open timeline rows."""
+    rows_since: Mapping[FamilyBranch, datetime] = field(default_factory=dict)
+    """Where only the rows from a moment on were read: that moment. A change that starts before it is not decided."""
     revisions: Mapping[str, Revision] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     relations: Mapping[str, Relation] = field(default_factory=dict)
@@ -197,7 +220,7 @@ class State:
         """Record time of the next commit: the clock's, but strictly later than the last commit's."""
         if self.last_recorded_at is None:
             return now
-        return max(now, self.last_recorded_at + timedelta(microseconds=1))
+        return max(now, self.last_recorded_at + _MICROSECOND)
 
 
 def apply_to_state(state: State, change: ChangeSet) -> State:
@@ -216,6 +239,7 @@ def apply_to_state(state: State, change: ChangeSet) -> State:
         owners=owners if change.families else state.owners,
         heads=_updated(state.heads, {(h.family_id, h.branch): h for h in change.heads}),
         rows=_rows_after(state.rows, change),
+        rows_since=state.rows_since,
         revisions=_updated(state.revisions, {r.revision_id: r for r in change.revisions}),
         evidence=_evidence_after(state.evidence, change),
         relations=_updated(

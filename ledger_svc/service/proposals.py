@@ -30,16 +30,15 @@ from ledger_svc.domain.model import (
     Proposal,
     ProposalStatus,
     Relation,
-    SetExpiry,
     Stance,
 )
 from ledger_svc.domain.policy import category_policy
-from ledger_svc.domain.state import State, StateNeeds, needs_of
+from ledger_svc.domain.state import State, StateNeeds, needs_of, rows_since
 from ledger_svc.group import Decided, Outcome
 from ledger_svc.records import from_plain, to_plain
 from ledger_svc.service.commands import Command, Made, Refusal, Request
 from ledger_svc.service.context import Ledger, as_principal, unknown_project
-from ledger_svc.state import BEGINNING, StateQuery, WorkingState
+from ledger_svc.state import StateQuery, WorkingState
 from ledger_svc.views import Detail, HeadsQuery, HeadView, ProposalView
 from service_kit import names
 from service_kit.errors import as_domain_error, not_found
@@ -330,15 +329,6 @@ def _view(state: State, proposal: Proposal, change: ChangeSet, more: Sequence[Ev
 # --- Decisions --------------------------------------------------------------------------------------------------------
 
 
-def _rows_since(mutation: Any, now: datetime) -> datetime:
-    """Return from when on a mutation can alter the timeline: history before that is not read."""
-    if isinstance(mutation, SetExpiry):
-        # It may be about a revision of the past.
-        return BEGINNING
-    given: list[datetime | None] = [getattr(mutation, name, None) for name in ("valid_from", "effective_from")]
-    return min([now, *(moment for moment in given if moment is not None)])
-
-
 def _asks_for_draft(ledger: Ledger, proposing: Proposing) -> StateQuery:
     draft = proposing.draft
     needs = needs_of(draft)
@@ -346,7 +336,7 @@ def _asks_for_draft(ledger: Ledger, proposing: Proposing) -> StateQuery:
     drafted = {fingerprint_of(item.source) for item in proposing.evidence if not isinstance(item.source, str)}
     needs = replace(needs, evidence=needs.evidence | named, fingerprints=needs.fingerprints | drafted)
     observations = frozenset({draft.observation_id}) if draft.observation_id else frozenset[str]()
-    return StateQuery(needs, _rows_since(draft.mutation, ledger.now()), observations=observations)
+    return StateQuery(needs, rows_since(draft, ledger.now()), observations=observations)
 
 
 def _draft_with_links(
@@ -434,7 +424,7 @@ class _OfProposal(Command[ProposalView]):
         now = self.ledger.now()
         if proposal is None:
             return StateQuery(StateNeeds(self.project_id, proposals=frozenset({self.proposal_id})), now)
-        return StateQuery(needs_of(proposal), _rows_since(proposal.mutation, now))
+        return StateQuery(needs_of(proposal), rows_since(proposal, now))
 
     def proposal_of(self, state: State) -> Proposal | None:
         return state.proposals.get(self.proposal_id)

@@ -210,7 +210,7 @@ def test_group_commit_equals_one_by_one(before: list[tuple], waiting: list[tuple
 
     one_by_one: list[ChangeSet] = []
     for proposal in proposals:
-        state = world.narrowed(needs_of(proposal))
+        state = world.state_for(proposal)
         outcome = d.decide_or_refuse(state, proposal, (), world.state.policy, now, actor=ANA, new_id=world.new_id)
         one_by_one.append(world.take(outcome.change))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from ledger_world import AGENT, ANA, BRUNO, CARLA, World, day, raising, rule
+from ledger_world import AGENT, ANA, BRUNO, CARLA, World, day, narrowed, raising, rule
 
 from ledger_svc.domain import decide as d
 from ledger_svc.domain.canonical import content_hash
@@ -455,6 +455,33 @@ def test_invalidating_from_before_the_start_leaves_no_row_and_says_so() -> None:
     change = w.commit(Invalidate(family, effective_from=day(-10)))
     assert change.heads[0].invalid_from == day(-10)
     assert not [r for r in w.rows_of(family) if r.recorded_to is None]
+
+
+def test_an_invalidation_from_a_boundary_ends_the_row_before_it_too() -> None:
+    """L8: v2 from day 10, invalidated from day 10: v1, cut there, ends for good, and the head goes back to it."""
+    w = World.new()
+    family = made(w)
+    first = w.state.heads[family, "main"].revision_id
+    w.commit(Supersede(family, rule("Later"), valid_from=day(10)))
+    change = w.commit(Invalidate(family, effective_from=day(10)))
+    assert [(r.revision_id, r.end) for r in change.rows_opened] == [(first, RowEnd.INVALIDATED)]
+    assert change.heads[0].revision_id == first
+    assert raising(lambda: w.propose(SetExpiry(family, day(20), first))).metadata["rule"] == "ended_for_good"
+
+
+def test_a_clock_that_goes_back_between_reading_and_deciding_changes_nothing() -> None:
+    """L8: with only the latest rows read, a decision about an earlier moment asks to be sent again."""
+    w = World.new()
+    family = made(w)
+    w.commit(Supersede(family, rule("Later"), valid_from=day(4)))
+    proposal = w.propose(Supersede(family, rule("Sooner")))
+    w.approve(proposal)
+    late = narrowed(w.state, needs_of(proposal), day(4))
+    refused = raising(
+        lambda: d.decide(late, proposal, (), w.state.policy, day(3), actor=ANA, new_id=w.new_id),
+    )
+    assert refused.reason == "WRITE_CONTENTION"
+    assert w.apply(proposal).position == 3
 
 
 def test_an_expiry_is_set_moved_and_taken_away() -> None:

@@ -358,12 +358,29 @@ def _head_of(revision: Revision, making: Making) -> Head:
 
 def _revise(state: State, family_id: str, making: Making, change: TimelineChange) -> Revised:
     rows = state.rows.get((family_id, making.branch), ())
+    since = state.rows_since.get((family_id, making.branch))
+    if since is not None and _first_moment(change, since) < since:
+        raise errors.read_too_little()
     try:
         return revise_timeline(rows, change, making.recorded_at, making.position)
     except TimelineError as error:
         if error.rule == "empty_interval":
             raise errors.invalid_field("valid_to", error.message) from error
         raise errors.state_conflict(state.project_id, family_id, error.rule, error.message) from error
+
+
+def _first_moment(change: TimelineChange, since: datetime) -> datetime:
+    """The earliest moment whose row a change may alter."""
+    match change:
+        case Publish():
+            return change.valid_from
+        case End():
+            return change.at - timedelta(microseconds=1)
+        case Cancel():
+            return change.now
+        case Expire():
+            # The row is found by its revision, and what follows it was read with it.
+            return since
 
 
 def _changed_time(state: State, making: Making, family_id: str, change: TimelineChange) -> Effect:
