@@ -9,9 +9,11 @@ from datetime import datetime
 from ledger_svc.domain import errors, names
 from ledger_svc.domain import policy as rules
 from ledger_svc.domain.canonical import preview_hash
-from ledger_svc.domain.decide.effects import Effect, Making, carried_links, effect_of, restored_revision
+from ledger_svc.domain.decide.dependencies import evidence_of, moved_heads
+from ledger_svc.domain.decide.effects import effect_of
 from ledger_svc.domain.decide.finish import finish, refuse
-from ledger_svc.domain.decide.proposing import evidence_of, moved_heads
+from ledger_svc.domain.decide.making import Effect, Making, carried_links
+from ledger_svc.domain.decide.publications import restored_revision
 from ledger_svc.domain.errors import DomainError
 from ledger_svc.domain.model import (
     Approval,

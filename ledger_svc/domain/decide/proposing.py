@@ -11,56 +11,34 @@ from typing import Any
 from ledger_svc.domain import errors, names, validate
 from ledger_svc.domain import policy as rules
 from ledger_svc.domain.canonical import nfc, normalised, preview_hash
-from ledger_svc.domain.decide.effects import (
-    Effect,
-    Making,
-    carried_links,
-    effect_of,
-    expiring_revision,
-    head_revision,
-    published_head,
-    restored_revision,
-)
+from ledger_svc.domain.decide.dependencies import evidence_of, expected_heads, governing_category, resolved_links
+from ledger_svc.domain.decide.effects import effect_of
+from ledger_svc.domain.decide.endings import expiring_revision
 from ledger_svc.domain.decide.finish import finish, no_commit
+from ledger_svc.domain.decide.making import Making, carried_links, head_revision, published_head
+from ledger_svc.domain.decide.publications import restored_revision
+from ledger_svc.domain.decide.showing import NEW_REVISION, snapshots, time_warnings
 from ledger_svc.domain.diff import diff_contents, merge_fields
 from ledger_svc.domain.model import (
-    CONTENT_KINDS,
     Approval,
     AuditAction,
-    CancelSchedule,
-    Category,
     ChangeSet,
     Content,
     Create,
     CreateAndLink,
-    Deprecate,
     Draft,
     Evidence,
-    EvidenceLink,
-    ExpectedHead,
-    Invalidate,
-    Link,
     Mutation,
     Policy,
     Principal,
     Proposal,
     ProposalStatus,
-    Relation,
     Rollback,
-    RowEnd,
-    RowPreview,
     SetExpiry,
-    Snapshot,
     Supersede,
-    TimelineRow,
-    Unlink,
     Update,
 )
 from ledger_svc.domain.state import State
-from ledger_svc.domain.timeline import sort_rows
-
-_NEW_REVISION = ""
-_NEW_FAMILY = "new"
 
 
 def preview(state: State, draft: Draft, requester: Principal, policy: Policy, now: datetime) -> Proposal:
@@ -74,7 +52,7 @@ def preview(state: State, draft: Draft, requester: Principal, policy: Policy, no
             RELATION_CYCLE or EVIDENCE_INSUFFICIENT.
     """
     _check_draft(draft)
-    links = _resolved_links(state, draft)
+    links = resolved_links(state, draft)
     heads = expected_heads(state, draft)
     mutation = resolved(state, draft, now)
     category = governing_category(state, draft, policy)
@@ -94,16 +72,16 @@ def preview(state: State, draft: Draft, requester: Principal, policy: Policy, no
         default_validity=default_validity,
         recorded_at=state.next_recorded_at(now),
         position=state.position + 1,
-        new_id=lambda: _NEW_REVISION,
+        new_id=lambda: NEW_REVISION,
     )
     effect = effect_of(state, mutation, making)
-    before, after = _snapshots(state, draft.branch, mutation, effect, making)
+    before, after = snapshots(state, draft.branch, mutation, effect, making)
     restored = restored_revision(state, mutation) if isinstance(mutation, Rollback) else None
     warnings = (
         *rules.check_evidence(
             mutation.KIND, category_rules, carried_links(links, restored), state.evidence, final=False
         ),
-        *_time_warnings(mutation, effect, now),
+        *time_warnings(mutation, effect, now),
     )
     proposal = Proposal(
         proposal_id="",
@@ -186,118 +164,6 @@ def decide_proposal(
     )
 
 
-# --- What a proposal depends on -----------------------------------------------------------------------------------
-
-
-def expected_heads(state: State, draft: Draft) -> tuple[ExpectedHead, ...]:
-    """Every head that the draft depends on, as it is now.
-
-    Raises:
-        DomainError: HEAD_MOVED when a head is not the one that the proposer says they saw.
-    """
-    needed = {(family_id, draft.branch): role for family_id, role in _dependencies(draft.mutation)}
-    seen = {(head.family_id, head.branch): head for head in draft.expected_heads}
-    for key, head in seen.items():
-        needed.setdefault(key, head.role)
-    heads = tuple(_expected(state, key, role) for key, role in needed.items())
-    moved = [
-        (seen[head.family_id, head.branch], head)
-        for head in heads
-        if (head.family_id, head.branch) in seen and not _is_same(seen[head.family_id, head.branch], head)
-    ]
-    if moved:
-        raise errors.head_moved(state.project_id, moved)
-    return heads
-
-
-def _is_same(seen: ExpectedHead, actual: ExpectedHead) -> bool:
-    same_commit = seen.position in {0, actual.position}
-    return seen.revision_id == actual.revision_id and same_commit
-
-
-def _expected(state: State, key: tuple[str, str], role: str) -> ExpectedHead:
-    state.family(key[0])
-    head = state.heads.get(key)
-    if head is None:
-        return ExpectedHead(key[0], key[1], "", 0, role)
-    return ExpectedHead(key[0], key[1], head.revision_id, head.position, role)
-
-
-def moved_heads(state: State, proposal: Proposal) -> list[tuple[ExpectedHead, ExpectedHead | None]]:
-    """Heads that are not any more as the proposal expects them, as (expected, actual)."""
-    moved: list[tuple[ExpectedHead, ExpectedHead | None]] = []
-    for expected in proposal.expected_heads:
-        actual = _expected(state, (expected.family_id, expected.branch), expected.role)
-        if actual != expected:
-            moved.append((expected, actual))
-    return moved
-
-
-def _dependencies(mutation: Mutation) -> tuple[tuple[str, str], ...]:
-    """(family id, role) of every head that a mutation depends on."""
-    match mutation:
-        case Create() | Unlink():
-            return ()
-        case CreateAndLink():
-            return ((mutation.refines_family_id, "refined"),)
-        case Update() | Supersede() | Invalidate() | SetExpiry() | CancelSchedule() | Rollback():
-            return ((mutation.family_id, "target"),)
-        case Deprecate():
-            return ((mutation.family_id, "target"), (mutation.replacement_family_id, "replacement"))
-        case Link():
-            return ((mutation.source_family_id, "source"), (mutation.target_family_id, "target"))
-
-
-def governing_category(state: State, draft: Draft, policy: Policy) -> Category:
-    """The category whose policy governs the draft: of a relation's two ends, the one that asks for more approvals."""
-    mutation = draft.mutation
-    match mutation:
-        case Create() | CreateAndLink():
-            return mutation.category
-        case Link():
-            ends = (mutation.target_family_id, mutation.source_family_id)
-        case Unlink():
-            relation = state.relations.get(mutation.relation_id)
-            if relation is None or relation.project_id != state.project_id:
-                raise errors.not_found(names.relation(state.project_id, mutation.relation_id))
-            ends = (relation.target_id, relation.source_id)
-        case Deprecate():
-            ends = (mutation.family_id, mutation.replacement_family_id)
-        case _:
-            ends = (mutation.family_id, mutation.family_id)
-    return rules.strictest(policy, [state.family(end).category for end in ends])
-
-
-def evidence_of(state: State, proposal: Proposal) -> tuple[Evidence, ...]:
-    """The evidence records that a proposal's hash covers: those that it links and those that a rollback brings back.
-
-    Raises:
-        DomainError: NOT_FOUND for a record that is not there.
-    """
-    restored = restored_revision(state, proposal.mutation) if isinstance(proposal.mutation, Rollback) else None
-    links = carried_links(proposal.evidence_links, restored)
-    return tuple(_evidence(state, link.evidence_id) for link in links)
-
-
-def _evidence(state: State, evidence_id: str) -> Evidence:
-    record = state.evidence.get(evidence_id)
-    if record is None or record.project_id != state.project_id:
-        raise errors.not_found(names.evidence(state.project_id, evidence_id))
-    return record
-
-
-def _resolved_links(state: State, draft: Draft) -> tuple[EvidenceLink, ...]:
-    """The links with the fingerprints of what they point at, each once."""
-    links = (
-        replace(link, fingerprint=_evidence(state, link.evidence_id).fingerprint, claim=nfc(link.claim))
-        for link in draft.evidence_links
-    )
-    return tuple({(link.evidence_id, link.stance, link.claim): link for link in links}.values())
-
-
-# --- The draft itself ---------------------------------------------------------------------------------------------
-
-
 def _check_draft(draft: Draft) -> None:
     validate.check_branch(draft.branch)
     validate.check_reason(draft.reason)
@@ -337,87 +203,3 @@ def _resolved_value(value: Any) -> Any:
     if isinstance(value, Content):
         return normalised(value)
     return nfc(value) if type(value) is str else value
-
-
-# --- What a reviewer sees -----------------------------------------------------------------------------------------
-
-
-def _snapshots(
-    state: State, branch: str, mutation: Mutation, effect: Effect, making: Making
-) -> tuple[Snapshot, Snapshot]:
-    target = getattr(mutation, "family_id", "")
-    head = state.heads.get((target, branch)) if target else None
-    rows = sort_rows(state.rows.get((target, branch), ())) if target else []
-    publishes = mutation.KIND in CONTENT_KINDS
-    old_relations = tuple(_relation_text(relation, mutation) for relation in effect.relations_retired)
-    new_relations = tuple(_relation_text(relation, mutation) for relation in effect.relations_opened)
-    before = Snapshot(
-        revision_id=head.revision_id if head is not None else "",
-        content=head_revision(state, head).content if head is not None and publishes else None,
-        rows=tuple(_row_text(row) for row in rows),
-        relations=old_relations,
-    )
-    closed = {row.key for row in effect.rows_closed}
-    after_rows = sort_rows([*(row for row in rows if row.key not in closed), *effect.rows_opened])
-    at_apply = making.recorded_at if _starts_at_apply(mutation) else None
-    after = Snapshot(
-        revision_id=_NEW_REVISION if publishes else (effect.heads[0].revision_id if effect.heads else ""),
-        content=effect.revisions[0].content if effect.revisions else None,
-        rows=tuple(_row_text(row, at_apply, making) for row in after_rows),
-        relations=new_relations,
-    )
-    return before, after
-
-
-def _starts_at_apply(mutation: Mutation) -> bool:
-    if isinstance(mutation, Invalidate | Deprecate):
-        return mutation.effective_from is None
-    return mutation.KIND in CONTENT_KINDS and getattr(mutation, "valid_from", None) is None
-
-
-def _row_text(row: TimelineRow, at_apply: datetime | None = None, making: Making | None = None) -> RowPreview:
-    starts_at_apply = at_apply is not None and row.valid_from == at_apply
-    ends_at_apply = at_apply is not None and row.valid_to == at_apply
-    # An end that the policy counts from the apply has no date yet.
-    ends_later = starts_at_apply and making is not None and making.default_validity is not None
-    return RowPreview(
-        revision_id=row.revision_id,
-        standing=row.standing,
-        valid_from=None if starts_at_apply else row.valid_from,
-        valid_to=None if ends_at_apply or ends_later else row.valid_to,
-        ends_at_apply=ends_at_apply,
-        end=row.end,
-    )
-
-
-def _relation_text(relation: Relation, mutation: Mutation) -> str:
-    source = relation.source_id or _NEW_FAMILY
-    target = relation.target_id or _NEW_FAMILY
-    since = getattr(mutation, "valid_from", None) or getattr(mutation, "effective_from", None)
-    tail = f" from {since.isoformat()}" if since is not None else ""
-    return f"{relation.kind} {source} {target}{tail}"
-
-
-def _time_warnings(mutation: Mutation, effect: Effect, now: datetime) -> tuple[str, ...]:
-    kept = {row.revision_id for row in effect.rows_opened}
-    cancelled = isinstance(mutation, CancelSchedule)
-    warnings = [
-        f"takes the schedule of revision {row.revision_id} at {row.valid_from.isoformat()} away"
-        for row in effect.rows_closed
-        if row.valid_from > now and row.revision_id not in kept and not cancelled
-    ]
-    given: tuple[datetime | None, ...] = tuple(
-        getattr(mutation, name, None) for name in ("valid_from", "effective_from")
-    )
-    warnings += [
-        f"changes what held from {moment.isoformat()} on, which is in the past"
-        for moment in given
-        if moment is not None and moment < now
-    ]
-    if cancelled and effect.rows_opened:
-        extended = effect.rows_opened[0]
-        if extended.end is not RowEnd.OPEN and extended.valid_to is not None:
-            warnings.append(f"the revision before it then ends at {extended.valid_to.isoformat()}")
-    if effect.flags_raised:
-        warnings.append(f"flags {len(effect.flags_raised)} dependent memories for review")
-    return tuple(warnings)

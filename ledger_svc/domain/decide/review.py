@@ -10,8 +10,8 @@ from ledger_svc.domain import errors, names, validate
 from ledger_svc.domain import policy as rules
 from ledger_svc.domain.canonical import nfc
 from ledger_svc.domain.decide.application import checked_hash
+from ledger_svc.domain.decide.dependencies import moved_heads
 from ledger_svc.domain.decide.finish import finish, no_commit
-from ledger_svc.domain.decide.proposing import moved_heads
 from ledger_svc.domain.identity import same_person
 from ledger_svc.domain.model import (
     OPEN_STATUSES,
