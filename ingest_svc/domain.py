@@ -271,8 +271,19 @@ class Stored:
     category: Category
     content: Content
     valid_from: datetime | None = None
+    valid_to: datetime | None = None
     ended: bool = False
-    """Whether its validity ended, by invalidation or expiry: then the same content again is news."""
+    """Whether its validity ended, by invalidation, expiry or deprecation: then the same content again is news."""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether it holds: adopted by its source, and not ended."""
+        return not self.ended and self.content.standing is Standing.ADOPTED
+
+    @property
+    def settled_since(self) -> datetime | None:
+        """Since when it is as it is: the end of its validity when that ended, else the start of its newest row."""
+        return self.valid_to if self.ended else self.valid_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

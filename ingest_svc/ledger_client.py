@@ -85,7 +85,10 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linking:
-    """A proposal to assert a relation between two stored families."""
+    """A proposal to assert a relation between two stored families.
+
+    A DEPRECATES whose target still holds also ends it: nothing may be replaced and in force at once.
+    """
 
     request_id: str
     kind: RelationKind
@@ -93,6 +96,7 @@ class Linking:
     target_family: str
     rationale: str
     takes_effect: datetime | None
+    ends_target: bool
     evidence: tuple[EvidenceDraft, ...]
     reason: str
     observation: str
@@ -375,7 +379,9 @@ def _stored(key: str, head: ledger_pb2.Head) -> Stored:
         category=category,
         content=translate.content_from_proto(head.revision.content),
         valid_from=from_timestamp(head.valid_from) if head.HasField("valid_from") else None,
-        ended=head.state in {ledger_pb2.STATE_INVALIDATED, ledger_pb2.STATE_EXPIRED},
+        valid_to=from_timestamp(head.valid_to) if head.HasField("valid_to") else None,
+        ended=head.state in {ledger_pb2.STATE_INVALIDATED, ledger_pb2.STATE_EXPIRED}
+        or head.end_kind == ledger_pb2.END_KIND_DEPRECATED,
     )
 
 
@@ -390,11 +396,17 @@ def _proposal_request(
         observation=change.observation,
     )
     if isinstance(change, Linking):
-        link = request.mutation.link
-        link.kind = translate.relation_kind_to_proto(change.kind)
-        link.source_family, link.target_family = change.source_family, change.target_family
-        link.rationale = change.rationale
-        translate.set_time(link.valid_from, change.takes_effect)
+        if change.ends_target:
+            ended = request.mutation.deprecate
+            ended.family, ended.replacement_family = change.target_family, change.source_family
+            ended.rationale = change.rationale
+            translate.set_time(ended.effective_from, change.takes_effect)
+        else:
+            link = request.mutation.link
+            link.kind = translate.relation_kind_to_proto(change.kind)
+            link.source_family, link.target_family = change.source_family, change.target_family
+            link.rationale = change.rationale
+            translate.set_time(link.valid_from, change.takes_effect)
         request.evidence.extend(translate.evidence_to_proto(evidence) for evidence in change.evidence)
         return request
     _publish(request, change)

@@ -33,7 +33,7 @@ from ingest_svc.domain import (
 from ingest_svc.extractor import Extracted, Extractor, NothingToRemember
 from ingest_svc.gates import Rules, Situation, judge, needs_comparison
 from ingest_svc.index_client import SimilaritySource
-from ingest_svc.ledger_client import AdmissionRecord, LedgerClient, Linking, Proposed
+from ingest_svc.ledger_client import AdmissionRecord, LedgerClient, Proposed
 from ingest_svc.sanitise import Sanitised, sanitise
 from ingest_svc.work import (
     MOVED,
@@ -86,6 +86,17 @@ class MemoryProposed:
     gates: tuple[GateResult, ...]
     proposal: Proposed | None = None
     redactions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Link:
+    """One relation on its way."""
+
+    work: Work
+    relation: RelationDraft
+    source: Stored
+    end: Stored
+    error: DomainError | None = None
 
 
 class IngestService:
@@ -324,42 +335,57 @@ class IngestService:
         if not keys:
             return
         families = await self._ledger.stored(target.project, target.branch, keys)
-        asked: list[tuple[Work, Linking]] = []
+        asked: list[_Link] = []
         for work in works:
             waiting: list[RelationDraft] = []
             for relation in work.relations:
                 source, end = families.get(relation.source_key), families.get(relation.target_key)
                 if source is None or end is None:
-                    missing = relation.target_key if end is None else relation.source_key
-                    work.missing.append(missing)
+                    work.missing.append(relation.target_key if end is None else relation.source_key)
                     waiting.append(relation)
                 elif source.family != end.family:
-                    asked.append((work, linking_of(work, relation, source, end)))
+                    asked.append(_Link(work, relation, source, end))
             work.relations = waiting
-        if not asked:
-            return
-        answers = await self._ledger.propose(target.project, target.branch, [linking for _, linking in asked])
-        approved: list[tuple[Work, Linking, Proposed]] = []
-        for (work, linking), answer in zip(asked, answers, strict=True):
+        again = await self._link(target, asked, later=False)
+        refused = await self._link(target, again, later=True)
+        for link in refused:
+            if link.error is not None:
+                link.work.link_errors.append(link.error)
+
+    async def _link(self, target: Target, links: Sequence[_Link], *, later: bool) -> Sequence[_Link]:
+        """Propose and apply relations; return those whose target held on after the time that they name."""
+        if not links:
+            return ()
+        changes = [linking_of(one.work, one.relation, one.source, one.end, later=later) for one in links]
+        answers = await self._ledger.propose(target.project, target.branch, changes)
+        approved: list[tuple[_Link, Proposed]] = []
+        for link, answer in zip(links, answers, strict=True):
+            link.error = answer if isinstance(answer, DomainError) else None
             if isinstance(answer, Proposed):
-                work.links.append(answer.name)
+                link.work.links.append(answer.name)
                 if answer.applied:
-                    work.linked.append(linking.source_family)
+                    link.work.linked.append(link.source.family)
                 elif answer.approved and target.apply_approved:
-                    approved.append((work, linking, answer))
-            elif answer.reason in {Reason.ALREADY_EXISTS, Reason.REQUEST_ID_REUSED}:
-                work.known_links += 1
-            else:
-                work.link_errors.append(answer)
-        results = await self._ledger.apply(target.project, [proposed.name for _, _, proposed in approved])
-        for (work, linking, proposed), error in zip(approved, results, strict=True):
+                    approved.append((link, answer))
+        results = await self._ledger.apply(target.project, [proposed.name for _, proposed in approved])
+        for (link, proposed), error in zip(approved, results, strict=True):
+            link.error = error
             if error is None:
-                work.linked.append(linking.source_family)
+                link.work.linked.append(link.source.family)
             elif error.reason is Reason.ALREADY_EXISTS:
-                work.links.remove(proposed.name)
-                work.known_links += 1
+                link.work.links.remove(proposed.name)
+        held_on: list[_Link] = []
+        for link in links:
+            error = link.error
+            if error is None:
+                continue
+            if error.reason in {Reason.ALREADY_EXISTS, Reason.REQUEST_ID_REUSED}:
+                link.work.known_links += 1
+            elif later or error.metadata.get("rule") == "still_in_force":
+                held_on.append(link)
             else:
-                work.link_errors.append(error)
+                link.work.link_errors.append(error)
+        return held_on
 
     async def finish(self, target: Target, works: Sequence[Work]) -> Sequence[Handled]:
         """Record the outcomes of a batch and return them."""

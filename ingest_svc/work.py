@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from hashlib import sha256
 from typing import Final
 
@@ -18,6 +19,7 @@ from ingest_svc.domain import (
     OutcomeKind,
     RawObservation,
     RelationDraft,
+    RelationKind,
     Standing,
     Stored,
     Verdict,
@@ -191,10 +193,22 @@ def publication_of(item: Item, observation: str) -> Publication:
     )
 
 
-def linking_of(work: Work, relation: RelationDraft, source: Stored, end: Stored) -> Linking:
-    """The proposal for a relation between two stored families."""
+def linking_of(work: Work, relation: RelationDraft, source: Stored, end: Stored, *, later: bool = False) -> Linking:
+    """The proposal for a relation between two stored families.
+
+    A replacement takes effect when it was claimed. When the replaced memory held on after that (its own source ended
+    it later), ``later`` makes it take effect when that end came; one that holds to this day is ended by it.
+    """
     observation = work.clean.observation
-    digest = sha256(f"{relation.kind.value}|{source.family}|{end.family}".encode()).hexdigest()[:24]
+    effect = observation.occurred_at
+    ends = relation.kind is RelationKind.DEPRECATES and end.in_force
+    if (ends or later) and effect is not None and end.settled_since is not None:
+        effect = max(effect, end.settled_since)
+        if ends and effect == end.settled_since:
+            # Its last text was said in the same moment: it keeps an instant, so that history can still show it.
+            effect += timedelta(microseconds=1)
+    said = f"{relation.kind.value}|{source.family}|{end.family}|{effect}|{ends}"
+    digest = sha256(said.encode()).hexdigest()[:24]
     evidence = next((item.candidate.evidence for item in work.items if item.candidate.evidence), ())
     if not evidence:
         evidence = (
@@ -214,7 +228,8 @@ def linking_of(work: Work, relation: RelationDraft, source: Stored, end: Stored)
         source_family=source.family,
         target_family=end.family,
         rationale=relation.rationale,
-        takes_effect=observation.occurred_at,
+        takes_effect=effect,
+        ends_target=ends,
         evidence=evidence[:1],
         reason=relation.rationale or f"{relation.source_key} {relation.kind.value} {relation.target_key}",
         observation=work.name,
@@ -261,7 +276,7 @@ def settle_relations(work: Work) -> Handled:
             )
         )
         failed = failed_as(work, error)
-        retryable = not work.link_errors or error.reason in TRANSIENT
+        retryable = error.reason in TRANSIENT or error.reason is Reason.STATE_CONFLICT
         return replace(failed, admission=replace(failed.admission, retryable=retryable, proposals=tuple(work.links)))
     if work.links:
         admission = Admission(kind=OutcomeKind.PROPOSED, proposals=tuple(work.links), extractor=work.extractor)
