@@ -89,6 +89,7 @@ LONG_TIMEOUT_SECONDS: Final = 600.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _MOST_ATTEMPTS: Final = 2
+_POLL_SECONDS: Final = 0.1
 _PAGE: Final = 200
 
 RETRIED: Final = frozenset({Reason.DEPENDENCY_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WRITE_CONTENTION})
@@ -807,9 +808,15 @@ class DecisionsClient:
         return await self._call(self._index.GetIndexStatus, request)
 
     async def wait_for_index(
-        self, project: str, *, timeout_seconds: float = LONG_TIMEOUT_SECONDS
+        self, project: str, *, calibrated_branch: str = "", timeout_seconds: float = LONG_TIMEOUT_SECONDS
     ) -> index_pb2.GetIndexStatusResponse:
         """Return the status once every commit of now is in the index.
+
+        Args:
+            project: The project.
+            calibrated_branch: Wait also until the off-topic bank has been asked of what this branch holds: before
+                that a search abstains by the release's average of other corpora.
+            timeout_seconds: How long at most.
 
         Raises:
             DomainError: DEADLINE, when it is not within the time.
@@ -819,11 +826,12 @@ class DecisionsClient:
         while True:
             status = await self.index_status(project)
             target = status.ledger_position if target is None else target
-            if status.applied_position >= target:
+            ready = not calibrated_branch or calibrated_branch in status.calibrated_branches
+            if status.applied_position >= target and ready:
                 return status
             if time.monotonic() >= deadline:
                 raise deadline_exceeded()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def search_candidates(self, request: index_pb2.SearchCandidatesRequest) -> index_pb2.SearchCandidatesResponse:
         """Find candidates; for evaluation and debugging, since nothing has checked them."""

@@ -16,7 +16,7 @@ from dsearch.sources.importer import ImportSummary, run_import
 from dsearch.sources.model import SourceError, SourceReading
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only read the source and say what would be sent.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when the index has it.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the index has it and knows the corpus.")]
 OnlyPropose = Annotated[bool, typer.Option("--propose-only", help="Apply nothing, also what a rule approves.")]
 
 
@@ -94,8 +94,9 @@ async def _ingest(frame: Frame, read: object, *, dry_run: bool, wait: bool, prop
                 apply_approved=not propose_only,
                 progress=lambda done, _: bar.update(task, completed=done),
             )
-        if wait:
-            await client.wait_for_index(project)
+            if wait:
+                bar.update(task, description="indexing")
+                await client.wait_for_index(project, calibrated_branch=frame.branch or "main")
     show_summary(frame, reading, summary, time.monotonic() - started)
     frame.result(summary.to_json())
     return Exit.PROBLEMS if summary.refused else Exit.OK

@@ -126,9 +126,9 @@ def _add_index(app: typer.Typer) -> None:
             index = await client.wait_for_index(project) if wait else await client.index_status(project)
             async with frame.connect("indexer" if not frame.token_file else "") as worker:
                 dead = await _dead_letters(frame, worker, project, redrive=redrive)
-        line = Text("you are   ", style="dim").append(show.who(info.caller))
+        line = Text("you are    ", style="dim").append(show.who(info.caller))
         frame.print(line.append(f" · ledger {info.store} {info.version}", style="dim"))
-        frame.print(Text("project   ", style="dim").append(f"{project}, {found.position} commits"))
+        frame.print(Text("project    ", style="dim").append(f"{project}, {found.position} commits"))
         frame.print(*show.index_status_view(index))
         for event in dead:
             what = f"commit {event.position} of {event.family} after {event.attempts} attempts"

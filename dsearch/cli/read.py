@@ -102,10 +102,14 @@ def _add_history(app: typer.Typer) -> None:
             frame.print(Text(f"{field.field:<14} ", style="bold").append(show.clip(field.value, 90)))
             approved = ", ".join(show.who(a) for a in field.approvers) or "nobody"
             made = f"{show.short(field.revision)} on {show.when(field.record_time)} by {show.who(field.author)}"
-            frame.print(Padding(Text(f"{made}, approved by {approved}: {field.reason}", style="dim"), (0, 0, 0, 15)))
+            frame.print(
+                Padding(
+                    Text(f"{made}, approved by {approved}: {field.reason}", style="dim"), (0, 0, 0, 15), expand=False
+                )
+            )
             if field.evidence:
                 text = Text(show.evidence_summary(field.evidence), style="dim")
-                frame.print(Padding(text, (0, 0, 0, 15)))
+                frame.print(Padding(text, (0, 0, 0, 15), expand=False))
         frame.result({"family": name, "fields": list(fields)})
 
 
@@ -143,7 +147,7 @@ def _add_graph(app: typer.Typer) -> None:
                     where = show.label(other.family) if other is not None else relation.target_family
                     why = f": {relation.rationale}" if relation.rationale else ""
                     text = Text(f"{show.relation_of(relation.kind)} → {where}{why}", style="yellow")
-                    frame.print(Padding(text, (0, 0, 0, 3)))
+                    frame.print(Padding(text, (0, 0, 0, 3), expand=False))
         if graph.truncated:
             frame.note("the graph is larger; the farthest memories were left out")
         frame.result(graph)

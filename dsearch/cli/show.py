@@ -195,17 +195,18 @@ def hit_block(number: int, hit: retrieval_pb2.Hit) -> RenderableType:
         lines.append(Text(clip(gist)))
     lines += [_labelled("replaced", _replaced(item), "yellow") for item in hit.replaced]
     lines += [_labelled("now", _replacement(item), "yellow") for item in head.replaced_by]
-    lines += [_labelled("next", f"changes on {when(row.valid_from)} (scheduled)", "cyan") for row in head.scheduled]
+    lines += [_labelled("next", f"another revision from {when(row.valid_from)}", "cyan") for row in head.scheduled]
     lines.append(_labelled("evidence", evidence_summary(head.evidence)))
     lines += [
         _labelled("review", f"rests on something that changed: {flag.cause.lower()} on {when(flag.time)}", "magenta")
         for flag in head.needs_review
     ]
-    why = "; ".join(hit.reasons)
+    # What it replaced has its own lines above.
+    why = "; ".join(reason for reason in hit.reasons if not (hit.replaced and reason.startswith("replaced ")))
     lines.append(_labelled("why here", f"{why or 'it matches'}  (score {hit.score.final:.2f})"))
     if hit.newer_than_index:
         lines.append(_labelled("fresh", "newer than the index: taken straight from the ledger", "cyan"))
-    return Group(title, Padding(Group(*lines), (0, 0, 1, 3)))
+    return Group(title, Padding(Group(*lines), (0, 0, 1, 3), expand=False))
 
 
 def _standing_line(head: ledger_pb2.Head, hit: retrieval_pb2.Hit) -> Text:
@@ -221,7 +222,7 @@ def _standing_line(head: ledger_pb2.Head, hit: retrieval_pb2.Hit) -> Text:
 
 
 def _labelled(name: str, text: str, style: str = "") -> Text:
-    return Text(f"{name:<9} ", style="dim").append(text, style=style)
+    return Text(f"{name:<10} ", style="dim").append(text, style=style)
 
 
 def _replaced(item: retrieval_pb2.Replaced) -> str:
@@ -293,7 +294,7 @@ def head_view(head: ledger_pb2.Head) -> Iterator[RenderableType]:
         text = f"{name} “{replacement.title}” on {when(replacement.effective_time)}{because}"
         yield _labelled("replaces", text, "yellow")
     for row in head.scheduled:
-        yield _labelled("next", f"another revision from {when(row.valid_from)} (scheduled)", "cyan")
+        yield _labelled("next", f"another revision from {when(row.valid_from)}", "cyan")
     for past in head.past:
         because = f": {past.replaced_because}" if past.replaced_because else ""
         yield _labelled("before", f"“{past.title}” until {when(past.valid_to)}{because}", "yellow")
@@ -311,7 +312,7 @@ def content_view(content: ledger_pb2.Content) -> Iterator[RenderableType]:
         if value:
             yield Text()
             yield Text(name, style="bold")
-            yield Padding(Text(value.strip()), (0, 0, 0, 2))
+            yield Padding(Text(value.strip()), (0, 0, 0, 2), expand=False)
     for name in ("rules", "steps", "alternatives", "examples"):
         values = getattr(content, name)
         if values:
@@ -319,7 +320,7 @@ def content_view(content: ledger_pb2.Content) -> Iterator[RenderableType]:
             yield Text(name, style="bold")
             for number, value in enumerate(values, 1):
                 mark = f"{number}." if name == "steps" else "-"
-                yield Padding(Text(f"{mark} {value.strip()}"), (0, 0, 0, 2))
+                yield Padding(Text(f"{mark} {value.strip()}"), (0, 0, 0, 2), expand=False)
     yield Text()
     for name in ("domain", "url"):
         if getattr(content, name):
@@ -338,13 +339,13 @@ def evidence_view(items: Iterable[ledger_pb2.LinkedEvidence]) -> Iterator[Render
         check = enum_word(ledger_pb2.VerificationState, item.evidence.verification, "VERIFICATION_STATE_")
         kind = enum_word(ledger_pb2.SourceKind, item.evidence.source_kind, "SOURCE_KIND_").lower().replace("_", " ")
         colour = {"supports": "green", "contradicts": "red"}.get(stance, "")
-        text = Text("evidence  ", style="dim").append(stance, style=colour)
+        text = Text("evidence   ", style="dim").append(stance, style=colour)
         text.append(f" · {kind} {item.evidence.locator} · {VERIFICATION_WORDS.get(check, check.lower())}")
         if item.evidence.author:
             text.append(f" · {item.evidence.author}")
         yield text
         if item.evidence.excerpt:
-            yield Padding(Text(f"“{clip(item.evidence.excerpt)}”", style="italic dim"), (0, 0, 0, 10))
+            yield Padding(Text(f"“{clip(item.evidence.excerpt)}”", style="italic dim"), (0, 0, 0, 11), expand=False)
 
 
 def history_view(steps: Sequence[ledger_service_pb2.RevisionHistory]) -> Iterator[RenderableType]:
@@ -361,12 +362,12 @@ def history_view(steps: Sequence[ledger_service_pb2.RevisionHistory]) -> Iterato
         yield head
         approved = ", ".join(who(a) for a in revision.approvers) or "nobody"
         made = f"commit {revision.position} on {when(revision.record_time)} · {who(revision.author)}"
-        yield Padding(Text(f"{made}, approved by {approved}", style="dim"), (0, 0, 0, 10))
+        yield Padding(Text(f"{made}, approved by {approved}", style="dim"), (0, 0, 0, 11), expand=False)
         if revision.reason:
-            yield Padding(Text(f"because {revision.reason}"), (0, 0, 0, 10))
+            yield Padding(Text(f"because {revision.reason}"), (0, 0, 0, 11), expand=False)
         source = revision.content.attributes.get("source_status", "")
         if source:
-            yield Padding(Text(f"the source said {source}", style="dim"), (0, 0, 0, 10))
+            yield Padding(Text(f"the source said {source}", style="dim"), (0, 0, 0, 11), expand=False)
 
 
 # --- Differences and proposals --------------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def diff_view(changes: Iterable[ledger_pb2.FieldChange]) -> Iterator[RenderableT
         for mark, value, style in (("-", change.before, "red"), ("+", change.after, "green")):
             if value:
                 for line in _json_lines(value):
-                    yield Padding(Text(f"{mark} {line}", style=style), (0, 0, 0, 2))
+                    yield Padding(Text(f"{mark} {line}", style=style), (0, 0, 0, 2), expand=False)
 
 
 def _json_lines(text: str) -> list[str]:
@@ -458,7 +459,7 @@ def proposal_view(proposal: proposal_pb2.Proposal, *, preview: bool = False) -> 
                 start = row.valid_from if row.HasField("valid_from") else None
                 end = row.valid_to if row.HasField("valid_to") else None
                 which = short(row.revision) if row.revision else "this"
-                yield Padding(Text(f"{mark} {which} {interval(start, end)}", style=style), (0, 0, 0, 2))
+                yield Padding(Text(f"{mark} {which} {interval(start, end)}", style=style), (0, 0, 0, 2), expand=False)
     yield Text()
     evidence = list(evidence_view(proposal.evidence))
     yield from evidence or [_labelled("evidence", "none")]
@@ -480,7 +481,7 @@ def index_status_view(status: index_pb2.GetIndexStatusResponse) -> Iterator[Rend
     """Yield how the index is."""
     behind = status.ledger_position - status.applied_position
     lag = status.lag.seconds + status.lag.nanos / 1e9
-    text = Text("index     ", style="dim")
+    text = Text("index      ", style="dim")
     if behind <= 0:
         text.append("up to date", style="green")
     else:
@@ -489,6 +490,8 @@ def index_status_view(status: index_pb2.GetIndexStatusResponse) -> Iterator[Rend
     yield _labelled("holds", f"{status.heads} heads, {status.points} points")
     yield _labelled("model", f"{status.model} · {status.dimensions} dimensions · recipe {status.recipe}")
     yield _labelled("served by", status.collection)
+    branches = ", ".join(status.calibrated_branches)
+    yield _labelled("calibrated", branches or "not yet: searches abstain by the average of other corpora")
     style = "bold red" if status.dead_letters else ""
     yield _labelled("dead", f"{status.dead_letters} events were given up", style)
     if status.rebuild:

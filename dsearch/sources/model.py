@@ -90,20 +90,20 @@ def relation_observation(
         (True, False): f"{supersession.old} says so",
         (False, True): f"{supersession.new} says so",
     }[supersession.said_by_old, supersession.said_by_new]
-    rationale = f"{supersession.new} supersedes {supersession.old}: {sides}"
+    statement = f"{supersession.new} supersedes {supersession.old}: {sides}"
     relations = [
         {
             "kind": RelationWord.DEPRECATES.value,
             "source": supersession.new,
             "target": supersession.old,
-            "rationale": rationale,
+            "rationale": sides,
         }
     ]
     return observation(
         kind=kind,
         locator=locator,
-        text=rationale,
-        title=rationale,
+        text=statement,
+        title=statement,
         occurred_at=supersession.since,
         attributes={
             "identity_key": supersession.new,
