@@ -42,10 +42,10 @@ class EvidenceService:
     async def verify(self, request: Request, evidence_id: str, found: VerificationState, method: str) -> Evidence:
         """Record what a look at the source gave: a reviewer's, or a program's of the deployment."""
         caller, project_id = request.caller, request.project_id
-        await self._ledger.enter(caller, project_id)
         is_program = caller.kind is Kind.SERVICE and caller.can(project_id, Role.PROPOSER)
         if not (is_program or caller.can(project_id, Role.REVIEWER)):
             raise permission_denied(project_id, Role.REVIEWER.value)
+        await self._ledger.enter(caller, project_id)
         made = await self._decide(_Verify(self._ledger, request, evidence_id, found, method))
         return await self._evidence(project_id, made)
 

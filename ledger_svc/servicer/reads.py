@@ -65,7 +65,8 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
     ) -> tuple[str, str, str]:
         """Return project, family id and identity key of a request that names a family either way."""
         if name:
-            checks.must(not key and not project, field, "give either this, or project and identity_key")
+            checks.must(not project, "project", f"is not given together with {field}")
+            checks.must(not key, "identity_key", f"is not given together with {field}")
             found = incoming.name(checks, field, name, NameKind.FAMILY)
             return found.project, found.id, ""
         if not project and not key:
