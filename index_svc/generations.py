@@ -126,7 +126,11 @@ class Generations:
         return complete
 
     async def begin(self) -> Generation:
-        """Return a new empty generation that takes every write from now on."""
+        """Return an empty generation that takes every write from now on: the first one itself, or else a new one."""
+        if self._live is not None and not self._live.complete and await self._live.collection.is_empty():
+            # Nothing serves yet that has to be kept apart from what is half filled.
+            self._filling = self._live
+            return self._live
         collection = await self._store.begin_rebuild(self.spec)
         self._states.delete(collection.name)
         self._filling = self._make(collection, complete=False)
@@ -137,6 +141,9 @@ class Generations:
         """Let a filled generation serve; the one before is closed and removed when its last search has ended."""
         self._states.mark_complete(generation.collection.name)
         generation.complete = True
+        if generation is self._live:
+            self._filling = None
+            return
         await self._store.swap(generation.collection)
         before, self._live, self._filling = self._live, generation, None
         if before is None:
@@ -148,7 +155,7 @@ class Generations:
     async def abandon(self) -> None:
         """Give up the generation that is being filled; the one that serves stays."""
         generation, self._filling = self._filling, None
-        if generation is not None:
+        if generation is not None and generation is not self._live:
             await self._projector.remove_target(generation)
             await self._remove(generation)
 

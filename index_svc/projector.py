@@ -12,7 +12,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from index_svc.calibrator import Calibrator
@@ -320,16 +320,29 @@ class _Merged:
     """Ids of stored points of the family that the change says nothing about."""
     gone: tuple[str, ...]
     """Ids of stored points that a whole reading no longer has."""
+    written: Mapping[str, int]
+    """Stored positions, by id."""
     final: tuple[IndexPoint, ...] = ()
     to_write: tuple[IndexPoint, ...] = ()
 
     def with_rest(self, rest: Mapping[str, IndexPoint]) -> _Merged:
-        unmarked = {p.id: p for p in self.change.points} | dict(rest)
+        unmarked = {p.id: self._at_least_as_new(p) for p in self.change.points} | dict(rest)
         # Recorded times strictly increase within a project: they order the revisions of a family.
         newest_first = sorted(unmarked.values(), key=lambda p: (p.recorded_from, p.revision), reverse=True)
         final = mark_shadowed(newest_first)
         changed = tuple(p for p in final if rest.get(p.id) != p)
-        return _Merged(self.change, self.rest, self.gone, final, changed)
+        return _Merged(self.change, self.rest, self.gone, self.written, final, changed)
+
+    def _at_least_as_new(self, point: IndexPoint) -> IndexPoint:
+        """Keep a stored position that is newer than the reading's own, while the reading as a whole is not older.
+
+        A ledger may report a smaller position than before, once what raised it no longer counts for the revision. The
+        reading is newer all the same, and must not be refused for it.
+        """
+        stored = self.written.get(point.id, 0)
+        if point.position < stored <= self.change.as_of_position:
+            return replace(point, position=stored)
+        return point
 
     @property
     def to_remove(self) -> Mapping[str, int]:
@@ -358,5 +371,6 @@ def _compare(target: Generation, changes: Sequence[FamilyChange]) -> tuple[list[
         stored = target.state.family_points(*change.key)
         named = {p.id: p.position for p in change.points} | dict(change.removed)
         unnamed = tuple(s.point_id for s in stored if s.point_id not in named)
-        plans.append(_Merged(change, () if change.whole else unnamed, unnamed if change.whole else ()))
+        rest, gone = ((), unnamed) if change.whole else (unnamed, ())
+        plans.append(_Merged(change, rest, gone, {s.point_id: s.position for s in stored}))
     return plans, holes

@@ -108,6 +108,9 @@ class Collection(Protocol):
     async def count(self, where: PointFilter) -> int:
         """Return how many points match."""
 
+    async def is_empty(self) -> bool:
+        """Return whether nothing was ever written, of any project."""
+
     async def delete_project(self, project: str) -> None:
         """Remove every trace of a project, tombstones included."""
 

@@ -185,6 +185,11 @@ class EdgeCollection:
         """Return how many points match."""
         return self._open().count(qe.CountRequest(exact=True, filter=qe.Filter(must=_conditions(where))))
 
+    async def is_empty(self) -> bool:
+        """Return whether nothing was ever written."""
+        records, _ = self._open().scroll(qe.ScrollRequest(limit=1, with_payload=False))
+        return not records
+
     async def delete_project(self, project: str) -> None:
         """Remove every trace of a project."""
         condition = qe.Filter(must=[_equals("project", project)])

@@ -1,5 +1,6 @@
 """The follower on the ledger's outbox: at least once, idempotent, fenced, and never blocked by one bad event."""
 
+# ruff: noqa: F811 - a fixture is imported, and then named by its tests
 from __future__ import annotations
 
 import asyncio
@@ -16,7 +17,7 @@ from service_kit.clients import connect
 from service_kit.clock import to_timestamp
 from service_kit.serving import BackgroundTaskDied
 from tests.index_ledger_stub import Row, StubLedger, content, unavailable
-from tests.index_world import FAST, SERVICE_TOKEN, WordEmbedder, World, away, index_world, until
+from tests.index_world import FAST, SERVICE_TOKEN, WordEmbedder, World, away, index_world, tmp_path, until  # noqa: F401 - a fixture
 
 
 async def fresh_points(world: World, folder: Path) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Rebuilds and verification: the index can be thrown away, changed under load, and checked in both directions."""
 
+# ruff: noqa: F811 - a fixture is imported, and then named by its tests
 from __future__ import annotations
 
 import asyncio
@@ -15,7 +16,7 @@ from index_svc.domain import IndexPoint
 from index_svc.vectors import StoredPoint, Vector
 from service_kit.errors import DomainError, Reason
 from tests.index_ledger_stub import Row, StubLedger, content
-from tests.index_world import WordEmbedder, World, index_world, until
+from tests.index_world import WordEmbedder, World, index_world, tmp_path, until  # noqa: F401 - a fixture
 
 
 async def test_a_rebuild_under_writes_loses_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The index over gRPC: it fills itself, finds, says what does not work, and answers only those who may ask."""
 
+# ruff: noqa: F811 - a fixture is imported, and then named by its tests
 from __future__ import annotations
 
 import math
@@ -15,7 +16,7 @@ from decisionssearch.ledger.v1 import ledger_pb2
 from service_kit.clock import to_timestamp
 from service_kit.errors import DomainError, Reason
 from tests.index_ledger_stub import LONG_AGO, content
-from tests.index_world import WordEmbedder, World, away, index_world, until
+from tests.index_world import WordEmbedder, World, away, index_world, tmp_path, until  # noqa: F401 - a fixture
 
 
 async def test_what_is_applied_becomes_searchable_by_itself(tmp_path: Path) -> None:
