@@ -139,7 +139,18 @@ async def ingest_world(
 ) -> AsyncIterator[World]:
     """Serve ingest on a ledger that lets the importer's structured imports be approved by rule."""
     async with running(**more) as ledger, Host(grace_seconds=5) as host:
-        await ledger.make_project(policy=policy or admin_service_pb2.Policy(approval_rules=[IMPORT_RULE]))
+        project = await ledger.make_project(policy=policy)
+        if policy is None:
+            # The default policy, and the rule for the importer.
+            project.policy.approval_rules.append(IMPORT_RULE)
+            await ledger.as_("root").admin.UpdatePolicy(
+                admin_service_pb2.UpdatePolicyRequest(
+                    project=project.name,
+                    request_id="rule",
+                    expected_version=project.policy.version,
+                    policy=project.policy,
+                )
+            )
         channel = connect(ledger.address)
         host.on_stop("channel", channel.close)
         index = StubIndex()
