@@ -157,6 +157,8 @@ class Searcher:
                 vector = unit_rows(np.asarray(vector, dtype=np.float32)[None, :])[0]
             if with_words and spoken and self._embedder.has_word_vectors:
                 word_vectors = await self._embedder.word_vectors(spoken)
+            # After a start or a swap the generic questions are not there yet; without them the support is too low.
+            await self.prepare()
         except DomainError as error:
             _LOG.warning("the embedder failed: %s", error.reason)
         return Question(
