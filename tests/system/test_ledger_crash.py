@@ -1,0 +1,214 @@
+"""The ledger under kill -9 and under races."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ledger_svc.domain.audit import ChainVerifier
+from ledger_svc.domain.model import Category, CategoryPolicy, Content, Create, Policy, Supersede
+from ledger_svc.service.admin import AdminService
+from ledger_svc.service.commands import Request
+from ledger_svc.service.context import Ledger
+from ledger_svc.service.proposals import Applied
+from ledger_svc.store_sqlite import AlreadyOpenError, SqliteLedgerStore
+from ledger_svc.views import ProposalView
+from service_kit.clock import SystemClock
+from service_kit.ids import new_id
+from service_kit.principals import Role
+from tests.contract.test_ledger_store_contract import ANA, ROOT, RUI, World
+from tests.system.ledger_crasher import PROJECT
+
+KILLS = 200
+
+
+async def _new_ledger(file: Path) -> None:
+    store = await SqliteLedgerStore.open(file)
+    admin = AdminService(Ledger(store, SystemClock(), new_id))
+    free = Policy(1, {Category.EPISODE: CategoryPolicy()})
+    await admin.create_project(Request(ROOT, PROJECT, "CreateProject", new_id(), b"", Role.ADMIN), "", free)
+    await store.close()
+
+
+def _half_commits(file: Path) -> list[str]:
+    """Name every commit of which a part is missing, by looking at the tables themselves."""
+    database = sqlite3.connect(file)
+    try:
+        one = database.execute
+        position = one("SELECT position FROM projects WHERE project_id = ?", (PROJECT,)).fetchone()[0]
+        counted, highest = one("SELECT count(*), coalesce(max(position), 0) FROM commits").fetchone()
+        problems = [] if position == counted == highest else [f"position {position}, {counted} commits to {highest}"]
+        checks = {
+            "revision": "SELECT 1 FROM revisions WHERE position = c.position AND project_id = c.project_id",
+            "row": "SELECT 1 FROM timeline_rows AS t JOIN revisions AS v USING (revision_id) "
+            "WHERE t.opened_position = c.position AND v.position = c.position",
+            "audit": "SELECT 1 FROM audit AS a WHERE a.project_id = c.project_id "
+            "AND json_extract(a.body, '$.position') = c.position",
+            "proposal": "SELECT 1 FROM proposals AS p WHERE p.proposal_id = json_extract(c.body, '$.proposal_id') "
+            "AND p.status = 'APPLIED' AND json_extract(p.progress, '$.applied_position') = c.position",
+            "approval": "SELECT 1 FROM approvals AS a WHERE a.proposal_id = json_extract(c.body, '$.proposal_id') "
+            "AND json_extract(a.progress, '$.consumed_position') = c.position",
+            "head": "SELECT 1 FROM heads AS h JOIN revisions AS v USING (family_id) "
+            "WHERE v.position = c.position AND h.position >= c.position",
+            "reply": "SELECT 1 FROM replies AS r WHERE r.rpc = 'Apply' "
+            "AND json_extract(CAST(r.reply AS TEXT), '$.position') = c.position",
+        }
+        last = max(0, position - 40)
+        for part, query in checks.items():
+            found = one(
+                f"SELECT position FROM commits AS c WHERE position > ? AND NOT EXISTS ({query})",  # noqa: S608 - own texts
+                (last,),
+            )
+            problems += [f"commit {row[0]} without its {part}" for row in found]
+        # A revision, row or applied proposal that no commit tells of is the other half.
+        orphans = one(
+            "SELECT revision_id FROM revisions AS v WHERE NOT EXISTS "
+            "(SELECT 1 FROM commits AS c WHERE c.project_id = v.project_id AND c.position = v.position)"
+        )
+        problems += [f"revision {row[0]} without a commit" for row in orphans]
+        return problems
+    finally:
+        database.close()
+
+
+def _life(crasher: subprocess.Popen[str], number: int, after: str, delay: float) -> list[tuple[int, str]]:
+    """Let one writer live until a moment after its first line of a kind; return what it acknowledged."""
+    assert crasher.stdin is not None
+    assert crasher.stdout is not None
+    crasher.stdin.write(f"go {number}\n")
+    crasher.stdin.flush()
+    acknowledged: list[tuple[int, str]] = []
+    child = 0
+    timer: threading.Timer | None = None
+    for line in crasher.stdout:
+        words = line.split()
+        if words[0] == "pid":
+            child = int(words[1])
+        elif words[0] == "ack":
+            acknowledged.append((int(words[1]), words[2]))
+        elif words[0] == "dead":
+            break
+        if words[0] == after and timer is None:
+            timer = threading.Timer(delay, os.kill, (child, signal.SIGKILL))
+            timer.start()
+    assert timer is not None, "the writer died by itself"
+    timer.join()
+    return acknowledged
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_lose_no_acknowledged_commit_and_leave_no_half(tmp_path: Path) -> None:
+    """L1: 200 times kill -9 at a random point under load: every acknowledged commit is there, whole, in order."""
+    file = tmp_path / "ledger.sqlite"
+    asyncio.run(_new_ledger(file))
+    chance = random.Random(7)
+    acknowledged: dict[int, str] = {}
+    program = Path(__file__).with_name("ledger_crasher.py")
+    with subprocess.Popen(
+        [sys.executable, str(program), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as crasher:
+        try:
+            for number in range(KILLS):
+                # Half of them die soon after opening the file, half among commits.
+                after = ("ready", "ack")[number % 2]
+                for position, proposal in _life(crasher, number, after, chance.uniform(0.0, 0.08)):
+                    assert acknowledged.setdefault(position, proposal) == proposal
+                assert _half_commits(file) == []
+        finally:
+            assert crasher.stdin is not None
+            crasher.stdin.close()
+            crasher.wait(30)
+    assert len(acknowledged) > KILLS
+    asyncio.run(_check(file, acknowledged))
+
+
+async def _check(file: Path, acknowledged: dict[int, str]) -> None:
+    store = await SqliteLedgerStore.open(file)
+    try:
+        stored: dict[int, str] = {}
+        while True:
+            view = await store.changes(PROJECT, len(stored), 500)
+            stored.update({c.position: c.proposal_id for c in view.commits})
+            if not view.commits:
+                break
+        assert sorted(stored) == list(range(1, len(stored) + 1))
+        assert {p: stored.get(p) for p in acknowledged} == acknowledged
+        assert await store.verify(PROJECT, ChainVerifier()) == []
+    finally:
+        await store.close()
+
+
+async def test_a_second_process_on_one_ledger_is_refused(tmp_path: Path) -> None:
+    """S5: whoever comes second is told who holds the file and what to do, and disturbs nothing."""
+    file = tmp_path / "ledger.sqlite"
+    store = await SqliteLedgerStore.open(file)
+    try:
+        with pytest.raises(AlreadyOpenError, match="in use by another process"):
+            await SqliteLedgerStore.open(file)
+    finally:
+        await store.close()
+    again = await SqliteLedgerStore.open(file)
+    await again.close()
+
+
+@pytest.mark.slow
+async def test_a_thousand_races_on_one_head_have_one_winner_each() -> None:
+    """L2: 1,000 times N proposals race for one head from several tasks: exactly one commit each, nothing else moves."""
+    store = await SqliteLedgerStore.open(":memory:")
+    try:
+        world = World(store)
+        await world.make_project()
+        family = await world.create("start")
+        for race in range(1_000):
+            contenders = 2 + race % 3
+            calls = [world.request(ANA, "CreateProposal") for _ in range(contenders)]
+            drafts = [world.draft(Supersede(family, Content(f"race {race} by {n}"))) for n in range(contenders)]
+            made = await world.proposals.create(ANA, "p1", list(zip(calls, drafts, strict=True)))
+            views = [view for view in made if not isinstance(view, Exception)]
+            assert len(views) == contenders
+            await _approve_all(world, views)
+            results = await asyncio.gather(*(world.apply(view) for view in views), return_exceptions=True)
+            won = [r for r in results if isinstance(r, Applied)]
+            # The first commit made the family.
+            assert [w.position for w in won] == [race + 2]
+            assert all(getattr(r, "reason", "") == "HEAD_MOVED" for r in results if not isinstance(r, Applied))
+        head = await world.head(family)
+        assert head.head.number == 1_001
+    finally:
+        await store.close()
+
+
+async def _approve_all(world: World, views: list[ProposalView]) -> None:
+    proposals = [view.proposal for view in views]
+    asked = [(world.request(RUI, "ApproveProposal"), p.proposal_id, p.preview_hash, "") for p in proposals]
+    for answer in await world.proposals.approve(RUI, "p1", asked):
+        if isinstance(answer, Exception):
+            raise answer
+
+
+async def test_an_apply_that_is_repeated_after_a_crash_is_free(tmp_path: Path) -> None:
+    """L1, L7: whoever does not know whether the apply got through asks again and gets one commit."""
+    file = tmp_path / "ledger.sqlite"
+    store = await SqliteLedgerStore.open(file)
+    world = World(store)
+    await world.make_project()
+    view = await world.approve(await world.propose(Create(Category.DESIGN_RULE, Content("once"))))
+    item = (world.request(ANA, "ApplyProposal", request_id="the one"), view.proposal.proposal_id, "")
+    first = await world.proposals.apply(ANA, "p1", [item], brief=True)
+    await store.close()
+    store = await SqliteLedgerStore.open(file)
+    try:
+        again = World(store)
+        assert await again.proposals.apply(ANA, "p1", [item], brief=True) == first
+        assert await store.position("p1") == 1
+    finally:
+        await store.close()
