@@ -55,7 +55,7 @@ class LedgerReader(Protocol):
 
         Args:
             question: Names project, branch and moment.
-            families: Which; of the question's project.
+            families: Which, at least one; of the question's project.
             view: How much of each.
             token: The LedgerToken to be at least as fresh as.
         """
@@ -84,7 +84,7 @@ class GrpcLedgerReader:
 
     async def heads(self, question: Question, families: Sequence[str], view: View, *, token: str = "") -> Heads:
         """Return the heads of families and of all that replaced them."""
-        parts = [families[i : i + MAX_FAMILIES] for i in range(0, len(families), MAX_FAMILIES)] or [()]
+        parts = [families[i : i + MAX_FAMILIES] for i in range(0, len(families), MAX_FAMILIES)]
         if len(parts) == 1:
             return await self._batch(question, parts[0], view, token)
         answers = await asyncio.gather(*(self._batch(question, part, view, token) for part in parts))

@@ -205,9 +205,12 @@ class _Search:
     async def _check(self) -> None:
         """Read the heads of every family found, with what replaced them; and rank."""
         unknown = [f for f in own_families(self._candidates.values(), self._question) if f not in self._heads]
-        if unknown or not self._token:
+        if unknown:
             found = await self._ledger.heads(self._question, unknown, View.STATE, token=self._freshness_token())
             self._learn(found.by_family, found.token, found.position)
+        elif not self._token:
+            # Nothing was found: the ledger still says where it stands, and whether there is anything.
+            await self._look_for_anything()
         if self._applied > self._position and self._index_answers:
             # From another history of the ledger: its word on what it has seen means nothing.
             self._degrade("index", "it claims commits that the ledger does not have; rebuild it")
@@ -307,8 +310,6 @@ class _Search:
     async def _confirm(self) -> list[Hit]:
         """Read whole what will be shown. Beside it, see whether the ledger has more than the index knew."""
         if not self._needs_hits():
-            if not self._ranked and not self._stored:
-                await self._find_unknown()
             return []
         if self._has_enough():
             return await self._read_hits()
@@ -347,15 +348,17 @@ class _Search:
         missed = [f for f in found.by_family if f not in known]
         self._stored = self._stored or bool(found.by_family)
         if not self._stored:
-            await self._find_unknown()
+            await self._look_for_anything()
         if missed and self._applied >= found.position:
             self._degrade("index", "it misses memories that the ledger has; run a repair")
         return bool(missed)
 
-    async def _find_unknown(self) -> None:
+    async def _look_for_anything(self) -> None:
         """Tell an empty project from one in which nothing was found."""
-        found = await self._ledger.query(self._question, _ALL_STATES, View.STATE, page_size=1, token=self._token)
-        self._stored = bool(found.by_family)
+        token = self._freshness_token()
+        found = await self._ledger.query(self._question, _ALL_STATES, View.STATE, page_size=1, token=token)
+        self._note(found.token, found.position)
+        self._stored = self._stored or bool(found.by_family)
 
     async def _read_hits(self) -> list[Hit]:
         question = self._question

@@ -276,6 +276,8 @@ class Ledger(ledger_service_pb2_grpc.LedgerServiceServicer):
         view = lspb.HeadView.Name(request.view).removeprefix("HEAD_VIEW_")
         moment = await self._enter(f"BatchGetHeads:{view}", request, context)
         world, response = self._world, lspb.BatchGetHeadsResponse(token=self._world.token())
+        if not 1 <= len(request.families) <= 500:
+            raise invalid("families", "1 to 500 are allowed")
         if any(not f.startswith(f"{request.project}/families/") for f in request.families):
             raise invalid("families", "must be of the project")
         waiting, seen = list(request.families), set(request.families)
