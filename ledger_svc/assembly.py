@@ -12,7 +12,7 @@ from typing import Final
 
 from ledger_svc import rows as r
 from ledger_svc.domain.model import Family, Head, Relation, RelationKind, ReviewFlag, Revision, TimelineRow
-from ledger_svc.instants import from_micros, to_micros
+from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.views import Detail, HeadsQuery, PastView, ProjectedRevision, ProjectionKey, ProjectionView
 
 REPLACING: Final = frozenset({RelationKind.DEPRECATES, RelationKind.MERGED_INTO})
@@ -51,6 +51,13 @@ def flags_at(flags: Iterable[ReviewFlag], known_position: int | None) -> tuple[R
         for flag in flags
         if flag.position <= known_position and (flag.cleared_position is None or flag.cleared_position > known_position)
     )
+
+
+def last_flag_change(flags: Iterable[ReviewFlag], known_position: int | None) -> int:
+    """Return the last commit, up to a position, that raised or cleared one of all flags of a head."""
+    limit = FOREVER if known_position is None else known_position
+    changes = [at for flag in flags for at in (flag.position, flag.cleared_position or 0)]
+    return max((at for at in changes if at <= limit), default=0)
 
 
 def changed_position(

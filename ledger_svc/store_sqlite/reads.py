@@ -343,18 +343,6 @@ class Reader:
         )
         return max(opened[0] or 0, closed[0] or 0)
 
-    def last_flag_change(self, family_id: str, branch: str, known: int | None) -> int:
-        """Return the last commit up to a position that raised or cleared a flag."""
-        limit = FOREVER if known is None else known
-        row = self._one(
-            "SELECT max(CASE WHEN cleared_position <= ?1 THEN max(position, cleared_position) ELSE position END) "
-            "FROM review_flags WHERE family_id = ?2 AND branch = ?3 AND position <= ?1",
-            limit,
-            family_id,
-            branch,
-        )
-        return row[0] or 0
-
     def _past(self, row: TimelineRow, known: int | None) -> tuple[PastView, ...]:
         """Return the rows before a row, newest first, each with the reason of the revision that took over."""
         closed = "closed_position = 0" if known is None else "recorded_from <= ? AND recorded_to > ?"
@@ -571,7 +559,8 @@ class _Heads:
         relations = assembly.holding(
             reader.relations_of([family.family_id], query.branch, assembly.kinds_for(query.detail)), query
         )
-        flags = self._flags(family)
+        all_flags = self._flags(family)
+        flags = assembly.flags_at(all_flags, self._position)
         evidence: Mapping[str, Evidence] = {}
         past: tuple[PastView, ...] = ()
         if full:
@@ -588,19 +577,19 @@ class _Heads:
             titles=self._titles_of(family, relations),
             flags=flags,
             known_at=query.known_at,
-            position=self._changed(head, flags),
+            position=self._changed(head, flags, assembly.last_flag_change(all_flags, self._position)),
             evidence=evidence,
             past=past,
         )
 
-    def _changed(self, head: Head, flags: tuple[ReviewFlag, ...]) -> int:
-        reader, known = self._reader, self._position
+    def _changed(self, head: Head, flags: tuple[ReviewFlag, ...], last_flag_change: int) -> int:
+        known = self._position
         return assembly.changed_position(
             head,
             flags,
             known,
-            last_row_change=0 if known is None else reader.last_row_change(head.family_id, head.branch, known),
-            last_flag_change=reader.last_flag_change(head.family_id, head.branch, known),
+            last_row_change=0 if known is None else self._reader.last_row_change(head.family_id, head.branch, known),
+            last_flag_change=last_flag_change,
         )
 
     def _first_position(self, family: Family, branch: str) -> int | None:
@@ -629,7 +618,7 @@ class _Heads:
             made[other] = self._titles[other]
         return made
 
-    def _flags(self, family: Family) -> tuple[ReviewFlag, ...]:
+    def _flags(self, family: Family) -> list[ReviewFlag]:
         sql = f"SELECT {r.FLAG_COLUMNS} FROM review_flags WHERE family_id = ? AND branch = ? "
         found = self._reader._all(f"{sql}ORDER BY position, cause_family_id", family.family_id, self._query.branch)  # noqa: SLF001
-        return assembly.flags_at((r.flag_of(row) for row in found), self._position)
+        return [r.flag_of(row) for row in found]
