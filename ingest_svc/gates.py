@@ -302,8 +302,8 @@ def weigh(candidate: Candidate, rules: Rules, *, registered_sources: int = 0) ->
     ``confidence * (0.40 substance + 0.30 completeness + 0.15 evidence + 0.15 importance)``, where
 
     - substance is the number of words in all fields over 40, at most 1;
-    - completeness is the share met of: it says what (a summary that is not the title, details or rules), why (rationale or objective),
-      facts (files, url, modules or attributes), and each requirement of its category;
+    - completeness is the share met of: it says what (a summary that is not the title, details or rules), why
+      (rationale or objective), facts (files, url, modules or attributes), and each requirement of its category;
     - evidence is the best reliability among supporting evidence, halved when the source has no hash;
     - importance is that of the content, and confidence how sure the extractor is of its reading.
     """

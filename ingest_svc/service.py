@@ -458,31 +458,42 @@ class _Stream:
 
 
 async def batches(source: AsyncIterator[Incoming]) -> AsyncIterator[Sequence[Incoming]]:
-    """Gather what is there: up to a full batch, and no longer than a moment after the last one came."""
-    upcoming: asyncio.Task[Incoming | None] | None = None
-    batch: list[Incoming] = []
+    """Gather what is there: up to a full batch, and no longer than a moment after the last one came.
+
+    Reading goes on while a batch is being handled, so that the next one is full when there is enough to do.
+    """
+    queue: asyncio.Queue[Incoming | None] = asyncio.Queue(2 * BATCH_SIZE)
+
+    async def pump() -> None:
+        try:
+            async for incoming in source:
+                await queue.put(incoming)
+        except Exception:
+            # Not when cancelled: then nobody reads the queue any more.
+            await queue.put(None)
+            raise
+        await queue.put(None)
+
+    reader = asyncio.create_task(pump())
     try:
-        while True:
-            upcoming = asyncio.create_task(_next(source))
+        ended = False
+        while not ended:
+            batch: list[Incoming] = []
+            while len(batch) < BATCH_SIZE:
+                try:
+                    async with asyncio.timeout(LINGER_SECONDS if batch else None):
+                        incoming = await queue.get()
+                except TimeoutError:
+                    break
+                if incoming is None:
+                    ended = True
+                    break
+                batch.append(incoming)
             if batch:
-                await asyncio.wait([upcoming], timeout=LINGER_SECONDS)
-                if not upcoming.done():
-                    yield batch
-                    batch = []
-            incoming = await upcoming
-            if incoming is None:
-                break
-            batch.append(incoming)
-            if len(batch) >= BATCH_SIZE:
                 yield batch
-                batch = []
-        if batch:
-            yield batch
+        # What ended the source early is told after what came before it was handled.
+        await reader
     finally:
-        if upcoming is not None and not upcoming.done():
-            upcoming.cancel()
-            await asyncio.wait([upcoming])
-
-
-async def _next(source: AsyncIterator[Incoming]) -> Incoming | None:
-    return await anext(source, None)
+        if not reader.done():
+            reader.cancel()
+            await asyncio.wait([reader])
