@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import neo4j_fixture
+
 # Fixed seeds: a red run is red again. `HYPOTHESIS_PROFILE=explore` looks further, by hand.
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -45,3 +47,15 @@ def no_network() -> Iterator[None]:
     patch.setattr(socket.socket, "connect", guarded)
     yield
     patch.undo()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which Neo4j server the tests took, or that there was none."""
+    line = neo4j_fixture.report()
+    if line:
+        terminalreporter.write_line(line)
+
+
+def pytest_unconfigure() -> None:
+    """Stop the Neo4j server, when one was started."""
+    neo4j_fixture.close()

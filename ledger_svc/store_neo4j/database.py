@@ -1,0 +1,154 @@
+"""The driver behind five verbs: read, write, one statement, close; bounded in time, and with errors of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from neo4j import AsyncDriver, AsyncGraphDatabase, AsyncManagedTransaction, AsyncSession, unit_of_work
+from neo4j.exceptions import (
+    AuthError,
+    DriverError,
+    IncompleteCommit,
+    ServiceUnavailable,
+    SessionExpired,
+    TransientError,
+)
+
+from service_kit.errors import dependency_unavailable
+from service_kit.logs import get_logger
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LOST: Final = (ServiceUnavailable, SessionExpired, TransientError, AuthError, DriverError)
+"""What is nobody's mistake here: the server is gone, busy, or does not know us any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neo4jConnection:
+    """How to reach a server. Units are in the names."""
+
+    uri: str
+    """``bolt://`` for one server, ``neo4j://`` for a cluster; ``+s`` for TLS, ``+ssc`` to trust any certificate."""
+    user: str
+    password: str = field(repr=False)
+    database: str = "neo4j"
+    pool_size: int = 32
+    connect_seconds: float = 10.0
+    acquire_seconds: float = 20.0
+    """How long a call waits for a free connection."""
+    transaction_seconds: float = 30.0
+    """After this the server ends a transaction."""
+    retry_seconds: float = 20.0
+    """How long a call retries what can be retried: a lost connection, a deadlock, a leader's change."""
+    warnings: bool = False
+    """Whether the server's warnings about statements are raised as Python warnings; for tests."""
+
+
+class Transaction:
+    """One transaction: runs statements, and gives back rows as lists."""
+
+    def __init__(self, transaction: AsyncManagedTransaction) -> None:
+        self._tx = transaction
+
+    async def run(self, query: str, /, **parameters: Any) -> list[list[Any]]:
+        """Run one statement of ``queries`` and return all of its rows."""
+        result = await self._tx.run(query, parameters)
+        return await result.values()
+
+    async def one(self, query: str, /, **parameters: Any) -> list[Any] | None:
+        """Return the first row, None when there is none."""
+        found = await self.run(query, **parameters)
+        return found[0] if found else None
+
+    async def each(self, query: str, /, **parameters: Any) -> Any:
+        """Return the result itself, to go through rows as they arrive."""
+        return await self._tx.run(query, parameters)
+
+
+class Database:
+    """The driver, with its bookmarks: each session begins after everything that this process has seen or done."""
+
+    def __init__(self, connection: Neo4jConnection) -> None:
+        self._log = get_logger("store")
+        self._connection = connection
+        severity: Any = (
+            {"warn_notification_severity": "WARNING"} if connection.warnings else {"notifications_min_severity": "OFF"}
+        )
+        self._driver: AsyncDriver = AsyncGraphDatabase.driver(
+            connection.uri,
+            auth=(connection.user, connection.password),
+            max_connection_pool_size=connection.pool_size,
+            connection_timeout=connection.connect_seconds,
+            connection_acquisition_timeout=connection.acquire_seconds,
+            max_transaction_retry_time=connection.retry_seconds,
+            initial_retry_delay=_FIRST_PAUSE_SECONDS,
+            keep_alive=True,
+            user_agent="decisionssearch",
+            **severity,
+        )
+        self._bookmarks = AsyncGraphDatabase.bookmark_manager()
+        # A follower may not have yet what another process was told is stored, so in a cluster reads go to the leader.
+        self._reads_at_leader = connection.uri.startswith("neo4j")
+
+    @property
+    def where(self) -> str:
+        """How to call it in a message."""
+        return f"the database {self._connection.database} at {self._connection.uri}"
+
+    def _session(self) -> AsyncSession:
+        return self._driver.session(database=self._connection.database, bookmark_manager=self._bookmarks)
+
+    async def read(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run a function in a transaction that only reads; again when that is worth a try."""
+        try:
+            async with self._session() as session:
+                execute = session.execute_write if self._reads_at_leader else session.execute_read
+                return await execute(self._unit(function))
+        except _LOST as error:
+            raise self._unavailable(error) from None
+
+    async def write(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run a function in one transaction; again, from its start, when that is worth a try.
+
+        A connection that dies during the commit leaves open what became of it. The function then runs again: what
+        a decision wrote, it finds by its request_id, and everything else that writes is fenced.
+
+        Raises:
+            DomainError: DEPENDENCY_UNAVAILABLE, when the server could not be reached in time.
+        """
+        try:
+            async with self._session() as session:
+                try:
+                    return await session.execute_write(self._unit(function))
+                except IncompleteCommit as error:
+                    self._log.warning("commit_outcome_unknown", error=str(error))
+            async with self._session() as session:
+                return await session.execute_write(self._unit(function))
+        except _LOST as error:
+            raise self._unavailable(error) from None
+
+    def _unit(
+        self, function: Callable[[Transaction], Awaitable[T]]
+    ) -> Callable[[AsyncManagedTransaction], Awaitable[T]]:
+        @unit_of_work(timeout=self._connection.transaction_seconds)
+        async def work(transaction: AsyncManagedTransaction) -> T:
+            return await function(Transaction(transaction))
+
+        return work
+
+    async def run_alone(self, query: str, parameters: Mapping[str, Any]) -> list[list[Any]]:
+        """Run one statement in a transaction of its own, which it may need: schema, procedures."""
+        async with self._session() as session:
+            result = await session.run(query, dict(parameters))
+            return await result.values()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._driver.close()
+
+    def _unavailable(self, error: Exception) -> Exception:
+        self._log.error("store_failed", exc_info=error)
+        return dependency_unavailable("store")
