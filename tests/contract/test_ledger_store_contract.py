@@ -46,9 +46,11 @@ from ledger_svc.service.proposals import Applied, EvidenceInput, ProposalService
 from ledger_svc.service.standing import state_of_head
 from ledger_svc.state import BEGINNING, StateQuery, WorkingState
 from ledger_svc.store import LedgerStore
+from ledger_svc.store_neo4j import Neo4jLedgerStore
 from ledger_svc.store_sqlite import SqliteLedgerStore
 from ledger_svc.views import Detail, HeadsPageQuery, HeadsQuery, ProjectionKey, ProposalView, RelationsQuery
 from service_kit.principals import Kind, Principal, Role, grant
+from tests import neo4j_fixture
 from tests.ledger_stack import TickingClock
 
 Open = Callable[[], Awaitable[LedgerStore]]
@@ -62,8 +64,17 @@ def _sqlite_file(folder: Path) -> Open:
     return lambda: SqliteLedgerStore.open(folder / "ledger.sqlite")
 
 
-ADAPTERS: dict[str, Callable[[Path], Open]] = {"sqlite-memory": _sqlite_memory, "sqlite-file": _sqlite_file}
-DURABLE = ("sqlite-file",)
+def _neo4j(_folder: Path) -> Open:
+    neo4j_fixture.wipe()
+    return lambda: Neo4jLedgerStore.open(neo4j_fixture.connection())
+
+
+ADAPTERS: dict[str, Callable[[Path], Open]] = {
+    "sqlite-memory": _sqlite_memory,
+    "sqlite-file": _sqlite_file,
+    "neo4j": _neo4j,
+}
+DURABLE = ("sqlite-file", "neo4j")
 
 ROOT = Principal("local", "root", Kind.HUMAN, "", (grant("*", [Role.ADMIN]),))
 ANA = Principal("local", "ana", Kind.HUMAN, "", (grant("*", [Role.PROPOSER]),))
