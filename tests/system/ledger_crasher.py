@@ -28,8 +28,8 @@ from service_kit.principals import Kind, Principal, Role, grant
 PROJECT = "crash"
 ANA = Principal("local", "ana", Kind.HUMAN, "", (grant("*", [Role.PROPOSER, Role.ADMIN]),))
 RUI = Principal("local", "rui", Kind.HUMAN, "", (grant("*", [Role.REVIEWER]),))
-WRITERS = 4
-BATCH = 5
+WRITERS = 3
+BATCH = 2
 
 
 def say(text: str) -> None:
