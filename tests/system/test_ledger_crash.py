@@ -66,7 +66,8 @@ def _half_commits(file: Path, *, thorough: bool) -> list[str]:
         one("CREATE TEMP TABLE audited AS SELECT json_extract(body, '$.position') AS position FROM audit")
         one("CREATE INDEX temp.audited_position ON audited (position)")
         one(
-            "CREATE TEMP TABLE replied AS SELECT json_extract(CAST(reply AS TEXT), '$.position') AS position FROM replies"
+            "CREATE TEMP TABLE replied AS "
+            "SELECT json_extract(CAST(reply AS TEXT), '$.position') AS position FROM replies"
         )
         one("CREATE INDEX temp.replied_position ON replied (position)")
         one("CREATE TEMP TABLE published AS SELECT position, family_id, revision_id FROM revisions")
