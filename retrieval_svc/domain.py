@@ -230,6 +230,8 @@ class LedgerHead:
     category: int = 0
     identity_key: str = ""
     replaced_by: tuple[Replacement, ...] = ()
+    view: View = View.STATE
+    """How much of it was read."""
     detail: HeadDetail | None = None
     source: Any = field(default=None, compare=False, repr=False)
 

@@ -180,6 +180,7 @@ def head_from_proto(message: ledger_pb2.Head, view: View) -> LedgerHead:
         category=family.category,
         identity_key=family.identity_key,
         replaced_by=tuple(map(_replacement, message.replaced_by)),
+        view=view,
         detail=None if view is View.STATE else _detail(message),
         source=message,
     )

@@ -1,59 +1,47 @@
 """The pipeline: a question through its stages, in the order in which they happen.
 
-1. ``_find``: candidates from the index; from the ledger alone when the index does not answer.
-2. ``_check``: what the ledger says about every family found and what replaced it, and the commits that the index has
+1. ``_find``: candidates from the index, fused and weighed; from the ledger alone when the index does not answer.
+2. ``_check``: what the ledger says about them, the best first, and what replaced them; the commits that the index has
    not seen when the question asks for them.
 3. ``_widen``: more candidates until ``limit`` families may be shown or there are no more.
-4. ``_confirm``: the heads that will be shown, read whole and judged once more.
+4. ``_confirm``: the heads that will be shown, whole.
 5. ``_conclude``: whether that answers the question.
 
 The stages that decide (fusion, composite, reconcile, succession, exact, abstain, explain) are pure and know nothing of
-each other. On the usual path this makes one call to the index and two to the ledger, plus a cheap third beside the
-second when there are fewer hits than asked for.
+each other; :mod:`retrieval_svc.findings` holds what they know of one search. On the usual path this makes one call to
+the index and one to the ledger; a cheap second one when fewer were found than asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from retrieval_svc import abstain, explain, lexical
-from retrieval_svc.composite import compose
 from retrieval_svc.domain import (
     ANSWERS,
     Answer,
-    Branch,
     Candidate,
     Confidence,
-    Degradation,
-    HeadDetail,
-    Held,
-    HeldBack,
     Hit,
     IndexAnswer,
     LedgerHead,
     Question,
     Ranked,
     State,
-    Support,
     View,
 )
-from retrieval_svc.exact import exact_families
-from retrieval_svc.fusion import fuse, strength
+from retrieval_svc.findings import Findings, matched_here
 from retrieval_svc.index_client import MAX_CANDIDATES, CandidateSource
 from retrieval_svc.ledger_client import LedgerReader
 from retrieval_svc.profiles import Profile
-from retrieval_svc.reconcile import own_families, sort_out, verdict
-from retrieval_svc.succession import keep_exact, rank
+from retrieval_svc.reconcile import verdict
 from service_kit.clock import Clock
 from service_kit.errors import DomainError, Reason
 from service_kit.logs import get_logger
-
-TAIL_MATCH: Final = 0.5
-"""A memory that the index does not hold yet counts as found when it has this share of the question's words."""
 
 _SCAN_PAGE: Final = 100
 _CALLERS_FAULT: Final = frozenset({Reason.INVALID_FIELD, Reason.LIMIT_EXCEEDED, Reason.MODEL_MISMATCH})
@@ -94,38 +82,20 @@ class Pipeline:
 
 
 class _Search:
-    """One search: what is known so far, and the steps that add to it."""
+    """One search: the steps that add to what is known."""
 
     def __init__(self, pipeline: Pipeline, question: Question, profile: Profile, seconds: float) -> None:
         self._ledger, self._index, self._bounds = pipeline.ledger, pipeline.index, pipeline.bounds
         self._question, self._profile = question, profile
         self._deadline = time.monotonic() + seconds
         self._now = pipeline.clock.now()
-        self._moment = (question.valid_at or self._now).timestamp()
-        self._branches = question.branches or profile.branches
-        self._all_scores = set(Branch) <= set(self._branches)
+        self._found = Findings(question, profile, (question.valid_at or self._now).timestamp())
+        self._index_answers = True
+        self._exhausted = True
+        self._scanned = False
+        self._tail_read = False
         self._terms: list[str] | None = None
         self._spelled: Sequence[tuple[str, frozenset[str]]] | None = None
-
-        self._candidates: dict[tuple[str, str], Candidate] = {}
-        self._heads: dict[str, LedgerHead] = {}
-        self._token, self._position = "", 0
-        self._support: Support | None = None
-        self._applied = 0
-        self._degraded: dict[str, str] = {}
-        self._exhausted = True
-        self._index_answers = True
-        self._scanned = False
-        self._fresh = True
-        self._stored = False
-
-        self._ranked: list[Ranked] = []
-        self._held: list[Held] = []
-        self._verdicts: dict[str, str] = {}
-        self._suppressed_late: dict[str, str] = {}
-        self._exact: frozenset[str] = frozenset()
-        self._indexed_revisions: frozenset[str] = frozenset()
-        self._broken: tuple[str, ...] = ()
 
     async def answer(self) -> Answer:
         """Run the steps."""
@@ -139,24 +109,25 @@ class _Search:
 
     async def _find(self) -> None:
         limit = min(MAX_CANDIDATES, max(self._profile.candidates, 2 * self._question.limit))
-        found = await self._ask_index(limit, in_force_only=False, measure_support=True)
-        if found is None:
+        answer = await self._ask_index(limit, in_force_only=False, measure_support=True)
+        if answer is None:
             self._index_answers = False
             await self._scan()
             return
-        self._support, self._applied = found.support, found.applied_position
-        self._add(found.candidates)
+        self._found.support = answer.support
+        self._found.standing.applied_position = answer.applied_position
+        self._found.add(answer.candidates)
 
     async def _ask_index(self, limit: int, *, in_force_only: bool, measure_support: bool) -> IndexAnswer | None:
         """Return what the index finds; None when it does not answer. Half of the time is kept for the ledger."""
         seconds = min(self._bounds.index_timeout_seconds, self._left() / 2)
         if seconds <= 0:
-            self._degrade("index", "no time was left to ask it")
+            self._found.degrade("index", "no time was left to ask it")
             return None
         try:
-            found = await self._index.search(
+            answer = await self._index.search(
                 self._question,
-                self._branches,
+                self._found.branches,
                 limit=limit,
                 in_force_only=in_force_only,
                 measure_support=measure_support,
@@ -165,12 +136,12 @@ class _Search:
         except DomainError as error:
             if error.reason in _CALLERS_FAULT:
                 raise
-            self._degrade("index", _why(error))
+            self._found.degrade("index", _why(error))
             return None
-        for item in found.degraded:
-            self._degrade(item.part, item.reason)
-        self._exhausted = found.exhausted
-        return found
+        for item in answer.degraded:
+            self._found.degrade(item.part, item.reason)
+        self._exhausted = answer.exhausted
+        return answer
 
     async def _scan(self) -> None:
         """Match the ledger's own texts, in place of an index that is down or misses something. Bounded in time."""
@@ -180,361 +151,227 @@ class _Search:
         # One token for all pages: a page token belongs to the arguments that it was made for.
         token = self._freshness_token()
         while True:
-            found = await self._ledger.query(
+            answer = await self._ledger.query(
                 self._question, _ALL_STATES, View.BASIC, page_size=_SCAN_PAGE, page=page, token=token
             )
-            heads.update(found.by_family)
-            self._note(found.token, found.position)
-            page = found.next_page
+            heads.update(answer.by_family)
+            self._found.standing.note(answer.token, answer.position)
+            page = answer.next_page
             if not page:
                 break
             if time.monotonic() > until or len(heads) >= self._bounds.scan_heads:
-                self._degrade("ledger_scan", f"only the first {len(heads)} memories were looked at")
+                self._found.degrade("ledger_scan", f"only the first {len(heads)} memories were looked at")
                 break
-        self._stored = self._stored or bool(heads)
+        self._found.stored = self._found.stored or bool(heads)
         order = list(heads.values())
         texts = [h.detail.text if h.detail else "" for h in order]
         scores = await asyncio.to_thread(lexical.bm25, self._query_terms(), texts)
         best = sorted(zip(scores, order, strict=True), key=lambda pair: (-pair[0], pair[1].family))
         kept = [(score, head) for score, head in best if score > 0.0][: 2 * self._profile.candidates]
         names = lexical.names(self._question.text)
-        self._add([_from_ledger(head, score, names) for score, head in kept])
+        self._found.add([matched_here(head, score, names) for score, head in kept])
 
     # --- 2. The ledger's word ---------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        """Read the heads of every family found, with what replaced them; and rank."""
-        unknown = [f for f in own_families(self._candidates.values(), self._question) if f not in self._heads]
-        if unknown:
-            found = await self._ledger.heads(self._question, unknown, View.STATE, token=self._freshness_token())
-            self._learn(found.by_family, found.token, found.position)
-        elif not self._token:
+        """Ask the ledger about what was found, the best first, until the order of what will be shown is settled."""
+        found = self._found
+        found.score()
+        families, view = found.next_look()
+        await self._ask_ledger(families, view)
+        if self._index_answers and found.standing.applied_position > found.standing.ledger_position:
+            # From another history of the ledger: its word on what it has seen means nothing.
+            found.degrade("index", "it claims commits that the ledger does not have; rebuild it")
+            found.standing.applied_position = 0
+        behind = self._question.token_position > found.standing.applied_position
+        if behind and not self._scanned and not self._tail_read:
+            await self._read_tail()
+            found.score()
+        found.rank()
+        while True:
+            families, view = found.next_look()
+            if not families:
+                break
+            await self._ask_ledger(families, view)
+            found.rank()
+        if found.broken:
+            await self._repair()
+
+    async def _ask_ledger(self, families: Sequence[str], view: View) -> None:
+        if families:
+            answer = await self._ledger.heads(self._question, families, view, token=self._freshness_token())
+            self._found.learn(answer.by_family, families)
+            self._found.standing.note(answer.token, answer.position)
+        elif not self._found.standing.token:
             # Nothing was found: the ledger still says where it stands, and whether there is anything.
             await self._look_for_anything()
-        if self._applied > self._position and self._index_answers:
-            # From another history of the ledger: its word on what it has seen means nothing.
-            self._degrade("index", "it claims commits that the ledger does not have; rebuild it")
-            self._applied = 0
-        if self._question.token_position > self._applied and not self._scanned:
-            await self._read_tail()
-        self._rank()
+
+    async def _look_for_anything(self) -> None:
+        """Tell an empty project from one in which nothing was found."""
+        token = self._freshness_token()
+        answer = await self._ledger.query(self._question, _ALL_STATES, View.STATE, page_size=1, token=token)
+        self._found.standing.note(answer.token, answer.position)
+        self._found.stored = self._found.stored or bool(answer.by_family)
 
     async def _read_tail(self) -> None:
         """Add the memories that commits changed since the index last looked. The question's token asks for them."""
+        self._tail_read = True
+        project, after = self._question.project, self._found.standing.applied_position
         try:
             async with asyncio.timeout(max(0.0, 0.6 * self._left())):
-                tail = await self._ledger.tail(self._question.project, self._applied, at_most=self._bounds.tail_commits)
+                tail = await self._ledger.tail(project, after, at_most=self._bounds.tail_commits)
                 if not tail.complete:
-                    self._fresh = False
+                    self._found.fresh = False
                     return
-                await self._match_here(tail.families)
+                new = await self._match_here(tail.families)
         except TimeoutError:
-            self._fresh = False
+            self._found.fresh = False
         except DomainError as error:
             if error.reason not in _OUT_OF_TIME:
                 raise
-            self._fresh = False
+            self._found.fresh = False
+        else:
+            if new:
+                reason = f"{new} memories that the index does not hold yet were matched by their words only"
+                self._found.degrade("tail", reason)
 
-    async def _match_here(self, families: Sequence[str]) -> None:
-        """Read families from the ledger and match their present text, unless the index knows just that text."""
+    async def _repair(self) -> None:
+        """Match here what the index holds with a wrong hash: its score there was of something else."""
+        broken = self._found.drop_broken()
+        self._found.degrade("index", f"{len(broken)} memories are not as the ledger has them; run a repair")
+        await self._match_here(broken)
+        self._found.score()
+        self._found.rank()
+
+    async def _match_here(self, families: Sequence[str]) -> int:
+        """Match the present text of families that the index knows otherwise or not at all; return how many."""
         if not families:
-            return
-        found = await self._ledger.heads(self._question, families, View.BASIC, token=self._token)
-        self._learn(found.by_family, found.token, found.position)
-        wanted, new = set(families), 0
-        for head in found.by_family.values():
-            known = self._candidates.get((head.family, head.revision))
-            if head.family not in wanted or (known is not None and known.content_hash == head.content_hash):
-                continue
-            new += 1
+            return 0
+        view = View.FULL if self._question.min_evidence else View.BASIC
+        answer = await self._ledger.heads(self._question, families, view, token=self._freshness_token())
+        self._found.learn(answer.by_family, families)
+        self._found.standing.note(answer.token, answer.position)
+        names, made = lexical.names(self._question.text), list[Candidate]()
+        new = [h for f in families if (h := answer.by_family.get(f)) is not None and not self._found.knows_text(h)]
+        for head in new:
             score = lexical.coverage(self._query_terms(), head.detail.text if head.detail else "")
             if score > 0.0:
-                names = lexical.names(self._question.text)
-                self._candidates[head.family, head.revision] = _from_ledger(head, score, names)
-        if new:
-            self._degrade("tail", f"{new} memories that the index does not hold yet were matched by their words only")
-
-    def _rank(self) -> None:
-        """Run the pure stages over what is known."""
-        candidates = list(self._candidates.values())
-        self._exact = exact_families(candidates, self._question.text)
-        sorted_out = sort_out(candidates, self._heads, self._question, self._moment)
-        scored = compose(
-            fuse(sorted_out.usable, self._profile.fusion),
-            self._profile.composite,
-            self._profile.tie_break,
-            self._moment,
-        )
-        showable = {f for f, head in self._heads.items() if not verdict(head, self._question)}
-        self._verdicts, self._broken = dict(sorted_out.verdicts), sorted_out.broken
-        self._ranked, self._held = rank(scored, self._heads, showable, self._verdicts, self._moment)
-        self._indexed_revisions = frozenset(c.revision for c in sorted_out.usable if not c.from_ledger)
-        self._stored = self._stored or any(
-            v not in {HeldBack.FOREIGN, HeldBack.MISSING} for v in self._verdicts.values()
-        )
+                made.append(matched_here(head, score, names))
+        self._found.mend(made)
+        return len(new)
 
     # --- 3. Enough of them ------------------------------------------------------------------------------------------
 
     async def _widen(self) -> None:
         """Ask for more until there are as many live families as hits were asked for, or no more to find."""
-        await self._repair()
         in_force_only = self._question.states == ANSWERS
-        steps = [min(MAX_CANDIDATES, max(100, 4 * self._question.limit)), MAX_CANDIDATES]
-        while self._index_answers and not self._exhausted and len(self._ranked) < self._question.limit and steps:
-            found = await self._ask_index(steps.pop(0), in_force_only=in_force_only, measure_support=False)
-            if found is None:
-                break
-            self._add(found.candidates)
+        limits = [min(MAX_CANDIDATES, max(100, 4 * self._question.limit)), MAX_CANDIDATES]
+        while self._index_answers and not self._exhausted and self._too_few() and limits and not self._found.is_off():
+            answer = await self._ask_index(limits.pop(0), in_force_only=in_force_only, measure_support=False)
+            if answer is None:
+                return
+            self._found.add(answer.candidates)
             await self._check()
-            await self._repair()
 
-    async def _repair(self) -> None:
-        """Match here what the index holds with a wrong hash: its score there was of something else."""
-        broken = self._broken
-        if not broken:
-            return
-        self._degrade("index", f"{len(broken)} memories are not as the ledger has them; run a repair")
-        for family in broken:
-            for key in [k for k in self._candidates if k[0] == family]:
-                candidate = self._candidates[key]
-                head = self._heads[family]
-                wrong = candidate.revision == head.revision or not candidate.revision.startswith(f"{family}/")
-                if wrong and not candidate.from_ledger:
-                    del self._candidates[key]
-            self._suppressed_late[family] = HeldBack.HASH
-        await self._match_here(broken)
-        self._rank()
+    def _too_few(self) -> bool:
+        return len(self._found.ranked) < self._question.limit
 
     # --- 4. What will be shown --------------------------------------------------------------------------------------
 
     async def _confirm(self) -> list[Hit]:
-        """Read whole what will be shown. Beside it, see whether the ledger has more than the index knew."""
-        if not self._needs_hits():
+        """Return what will be shown. Where there is room left, see whether the ledger has what the index forgot."""
+        if self._found.is_off():
             return []
-        if self._has_enough():
-            return await self._read_hits()
-        async with asyncio.TaskGroup() as both:
-            hits, missed = both.create_task(self._read_hits()), both.create_task(self._ledger_has_more())
-        if not missed.result():
-            return hits.result()
-        await self._scan()
-        await self._check()
+        # Only the dense branch returns whatever there is; the others leave out what has no word in common.
+        if self._too_few() and not self._scanned and self._found.dense_works() and await self._ledger_has_more():
+            await self._scan()
+            await self._check()
         return await self._read_hits()
 
-    def _needs_hits(self) -> bool:
-        """Return whether anything would be done with hits: not when the question is off anyway."""
-        if not self._fresh:
-            return self._question.include_rejected
-        if self._question.include_rejected or not self._ranked:
-            return True
-        relevance = abstain.relevance(self._evidence(0, 0), self._profile.abstention)
-        return relevance in {abstain.Relevance.ANSWER, abstain.Relevance.CLOSEST}
-
-    def _has_enough(self) -> bool:
-        """Return whether the index cannot have kept anything back that there was room for.
-
-        Only the dense branch returns whatever there is; the others leave out what has no word in common.
-        """
-        complete = Branch.DENSE in self._branches and "dense" not in self._degraded
-        return self._scanned or len(self._ranked) >= self._question.limit or not complete
-
     async def _ledger_has_more(self) -> bool:
-        """Return whether the ledger has a live family that the index did not find."""
-        question = self._question
-        found = await self._ledger.query(
-            question, question.states, View.STATE, page_size=question.limit, token=self._token
+        """Return whether the ledger has a live family that was not found."""
+        question, standing = self._question, self._found.standing
+        answer = await self._ledger.query(
+            question, question.states, View.STATE, page_size=question.limit, token=standing.token
         )
-        known = {r.family for r in self._ranked} | {h.family for h in self._held}
-        missed = [f for f in found.by_family if f not in known]
-        self._stored = self._stored or bool(found.by_family)
-        if not self._stored:
-            await self._look_for_anything()
-        if missed and self._applied >= found.position:
-            self._degrade("index", "it misses memories that the ledger has; run a repair")
+        missed = answer.by_family.keys() - self._found.known_live_or_held()
+        if missed and standing.applied_position >= answer.position:
+            self._found.degrade("index", "it misses memories that the ledger has; run a repair")
         return bool(missed)
 
-    async def _look_for_anything(self) -> None:
-        """Tell an empty project from one in which nothing was found."""
-        token = self._freshness_token()
-        found = await self._ledger.query(self._question, _ALL_STATES, View.STATE, page_size=1, token=token)
-        self._note(found.token, found.position)
-        self._stored = self._stored or bool(found.by_family)
-
     async def _read_hits(self) -> list[Hit]:
-        question = self._question
-        order = keep_exact(self._ranked, self._exact, question.limit)
-        if self._only_exact():
-            order = [r for r in order if r.family in self._exact or _new_and_matching(r)]
+        found, limit = self._found, self._question.limit
+        order = found.shown_order()
         hits: list[Hit] = []
-        at = 0
-        while len(hits) < question.limit and at < len(order):
-            wanted = question.limit - len(hits)
-            # Some will lack the evidence asked for: a few more in one call save another call.
-            chunk = order[at : at + (wanted if not question.min_evidence else max(2 * wanted, 20))]
-            at += len(chunk)
-            families = list(dict.fromkeys(f for r in chunk for f in (r.family, *r.lenders)))
-            found = await self._ledger.heads(question, families, View.FULL, token=self._token)
-            self._learn(found.by_family, found.token, found.position)
-            for item in chunk:
-                hit = self._hit(item, found.by_family)
-                if hit is not None and len(hits) < question.limit:
-                    hits.append(hit)
+        while order and len(hits) < limit:
+            chunk, order = order[: limit - len(hits)], order[limit - len(hits) :]
+            named = dict.fromkeys(f for r in chunk for f in (r.family, *r.lenders))
+            await self._read_whole([f for f in named if found.heads[f].view is not View.FULL])
+            hits += [hit for r in chunk if (hit := self._hit(r)) is not None]
         return hits
 
-    def _hit(self, ranked: Ranked, heads: Mapping[str, LedgerHead]) -> Hit | None:
+    async def _read_whole(self, families: Sequence[str]) -> None:
+        if families:
+            await self._ask_ledger(families, View.FULL)
+
+    def _hit(self, ranked: Ranked) -> Hit | None:
         """Return the hit, judged by the head that will be shown: it may have changed since it was ranked."""
-        question = self._question
-        head = heads.get(ranked.family)
-        why_not = verdict(head, question)
-        if head is None or why_not:
-            self._suppressed_late[ranked.family] = why_not
+        found, head = self._found, self._found.heads[ranked.family]
+        why_not = verdict(head, self._question)
+        if why_not:
+            found.set_aside(ranked.family, why_not)
             return None
-        detail = head.detail or HeadDetail("", "")
-        if question.min_evidence:
-            counted = {
-                e.source for e in detail.evidence if e.supports and (e.verified or not question.verified_evidence_only)
-            }
-            if len(counted) < question.min_evidence:
-                self._suppressed_late[ranked.family] = HeldBack.EVIDENCE
-                return None
-        newer = not self._scanned and head.position > self._applied and head.revision not in self._indexed_revisions
-        replaced = explain.replaced_by_hit(ranked, head, heads)
+        newer = not self._scanned and found.newer_than_index(head)
+        replaced = explain.replaced_by_hit(ranked, head, found.heads)
         return Hit(
             head=head,
             origin=explain.origin_of(ranked, head),
             ranked=ranked,
             replaced=replaced,
-            reasons=explain.reasons(self._words(), ranked, head, replaced, newer_than_index=newer),
+            reasons=explain.reasons(self._query_words(), ranked, head, replaced, newer_than_index=newer),
             newer_than_index=newer,
         )
 
     # --- 5. The verdict ---------------------------------------------------------------------------------------------
 
     def _conclude(self, hits: list[Hit]) -> Answer:
-        evidence_gate = sum(reason == HeldBack.EVIDENCE for reason in self._suppressed_late.values())
-        evidence = self._evidence(len(hits), evidence_gate)
+        found, standing = self._found, self._found.standing
+        evidence = found.evidence(len(hits))
         decision = abstain.decide(evidence, self._profile.abstention)
         abstains = decision.confidence is Confidence.NONE
         return Answer(
             hits=() if abstains else tuple(hits),
             verdict=decision,
             rejected=tuple(hits) if abstains and self._question.include_rejected else (),
-            suppressed=self._suppressed(),
-            token=self._token,
-            ledger_position=self._position,
-            index_position=self._applied,
-            support=self._support,
+            suppressed=found.suppressed(),
+            token=standing.token,
+            ledger_position=standing.ledger_position,
+            index_position=standing.applied_position,
+            support=found.support,
             support_z=evidence.support_z,
-            degraded=tuple(Degradation(part, reason) for part, reason in self._degraded.items()),
+            degraded=found.degraded(),
             profile=self._profile.id,
             valid_at=self._question.valid_at or self._now,
             known_at=self._question.known_at or self._now,
         )
 
-    def _evidence(self, hits: int, evidence_gate: int) -> abstain.Evidence:
-        gone = self._suppressed_late
-        live = [r for r in self._ranked if r.family not in gone]
-        held = list(self._held)
-        held += [
-            Held(r.family, gone[r.family], r.best) for r in self._ranked if gone.get(r.family) == HeldBack.EVIDENCE
-        ]
-        held.sort(key=lambda h: -h.score.final)
-        z = abstain.support_z(self._support)
-        pool = [*(r.best for r in self._ranked), *(h.score for h in self._held)] if z is None else []
-        return abstain.Evidence(
-            support_z=z,
-            strength=max((strength(s.candidate) for s in pool), default=0.0),
-            exact=any(r.family in self._exact or _new_and_matching(r) for r in live),
-            live_best=live[0].best.final if live else None,
-            held=held,
-            hits=hits,
-            evidence_gate=evidence_gate,
-            anything_stored=self._stored,
-            fresh=self._fresh,
-        )
-
-    def _only_exact(self) -> bool:
-        """Return whether the exact matches alone are the answer: all else is below the threshold."""
-        evidence = self._evidence(0, 0)
-        if not evidence.exact or self._question.include_rejected:
-            return False
-        without = abstain.relevance(replace(evidence, exact=False), self._profile.abstention)
-        return without in {abstain.Relevance.BELOW, abstain.Relevance.OUT_OF_SCOPE}
-
-    def _suppressed(self) -> dict[str, int]:
-        reasons = {family: reason for family, reason in self._verdicts.items() if reason}
-        reasons.update(self._suppressed_late)
-        counts: dict[str, int] = {}
-        for reason in reasons.values():
-            counts[str(reason)] = counts.get(str(reason), 0) + 1
-        return dict(sorted(counts.items()))
-
     # --- Small things -----------------------------------------------------------------------------------------------
 
-    def _add(self, candidates: Sequence[Candidate]) -> None:
-        for candidate in candidates:
-            self._candidates.setdefault((candidate.family, candidate.revision), self._by_ways_asked(candidate))
-
-    def _by_ways_asked(self, candidate: Candidate) -> Candidate:
-        """Return the candidate without the scores of ways that were not asked for: the index sends all it has."""
-        if candidate.from_ledger or self._all_scores:
-            return candidate
-        return replace(
-            candidate,
-            dense=candidate.dense if Branch.DENSE in self._branches else None,
-            sparse=candidate.sparse if Branch.SPARSE in self._branches else None,
-            structural=candidate.structural if Branch.STRUCTURAL in self._branches else (),
-        )
-
-    def _learn(self, heads: Mapping[str, LedgerHead], token: str, position: int) -> None:
-        self._heads.update(heads)
-        self._note(token, position)
-
-    def _note(self, token: str, position: int) -> None:
-        # The answer names the newest state that its hits were checked against.
-        if position >= self._position:
-            self._token, self._position = token, position
-
     def _freshness_token(self) -> str:
-        return self._token or self._question.token
-
-    def _degrade(self, part: str, reason: str) -> None:
-        self._degraded.setdefault(part, reason)
+        return self._found.standing.token or self._question.token
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
-
-    def _words(self) -> Sequence[tuple[str, frozenset[str]]]:
-        if self._spelled is None:
-            self._spelled = lexical.spelled_words(self._question.text)
-        return self._spelled
 
     def _query_terms(self) -> list[str]:
         if self._terms is None:
             self._terms = lexical.query_terms(self._question.text)
         return self._terms
 
-
-def _from_ledger(head: LedgerHead, score: float, names: Sequence[str]) -> Candidate:
-    detail = head.detail
-    has = set(lexical.terms(detail.text)) if detail and names else set[str]()
-    return Candidate(
-        family=head.family,
-        revision=head.revision,
-        content_hash=head.content_hash,
-        sparse=score,
-        structural=tuple(f"identifier:{name}" for name in names if name in has),
-        importance=detail.importance if detail else 0.0,
-        valid_from=detail.valid_from if detail else None,
-        from_ledger=True,
-    )
-
-
-def _new_and_matching(ranked: Ranked) -> bool:
-    own = ranked.own
-    if own is None or not own.candidate.from_ledger:
-        return False
-    return (own.candidate.sparse or 0.0) >= TAIL_MATCH
+    def _query_words(self) -> Sequence[tuple[str, frozenset[str]]]:
+        if self._spelled is None:
+            self._spelled = lexical.spelled_words(self._question.text)
+        return self._spelled
 
 
 def _why(error: DomainError) -> str:

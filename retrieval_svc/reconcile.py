@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from retrieval_svc.domain import Candidate, HeldBack, LedgerHead, Question, State
+from retrieval_svc.domain import Candidate, HeldBack, LedgerHead, Question, State, View
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
@@ -50,7 +50,9 @@ def verdict(head: LedgerHead | None, question: Question) -> str:
         return HeldBack.FILTER
     if question.categories and head.category not in question.categories:
         return HeldBack.FILTER
-    return "" if head.state in question.states else head.state.value
+    if head.state not in question.states:
+        return head.state.value
+    return HeldBack.EVIDENCE if head.view is View.FULL and not _has_evidence(head, question) else ""
 
 
 def sort_out(
@@ -86,6 +88,15 @@ def sort_out(
             # What is in force did not match: the index holds it wrongly, or only what is yet to come matched.
             verdicts[family] = HeldBack.HASH if family in broken else State.SCHEDULED.value
     return Sorted(tuple(usable), verdicts, repair)
+
+
+def _has_evidence(head: LedgerHead, question: Question) -> bool:
+    """Return whether enough independent sources support a head; two copies of one source are one."""
+    if not question.min_evidence:
+        return True
+    evidence = head.detail.evidence if head.detail else ()
+    sources = {e.source for e in evidence if e.supports and (e.verified or not question.verified_evidence_only)}
+    return len(sources) >= question.min_evidence
 
 
 def _starts_later(candidate: Candidate, moment_seconds: float) -> bool:

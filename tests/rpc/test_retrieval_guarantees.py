@@ -448,14 +448,14 @@ async def test_dead_embedder_is_passed_on() -> None:
     assert [(d.part, d.reason) for d in found.degraded] == [("dense", "the embedder does not answer")]
 
 
-@pytest.mark.parametrize("call", ["BatchGetHeads:STATE", "BatchGetHeads:FULL"])
+@pytest.mark.parametrize("call", ["BatchGetHeads:FULL", "QueryHeads"])
 async def test_dead_ledger_is_unavailable(call: str) -> None:
     """R7: nothing may be shown unchecked: a dead ledger is UNAVAILABLE with the dependency named."""
     world = World()
     world.add("Refund window", "thirty days")
     world.ledger_fault = lambda name: gone() if name == call else None
     async with running(world) as svc:
-        error = await refused(svc.search("refund", limit=1))
+        error = await refused(svc.search("refund"))
     assert error.reason is Reason.DEPENDENCY_UNAVAILABLE
 
 

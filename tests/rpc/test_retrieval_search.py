@@ -24,12 +24,12 @@ def world() -> World:
     return world
 
 
-async def test_usual_path_asks_index_once_and_ledger_twice(world: World) -> None:
-    """One call to the index and two to the ledger (state of all, whole heads of the hits) when there is enough."""
+async def test_usual_path_asks_index_and_ledger_once(world: World) -> None:
+    """One call to the index and one to the ledger when there is enough."""
     async with running(world) as svc:
         found = await svc.search("refund window days", limit=1)
     assert titles(found) == ["Refund window"]
-    assert world.calls == ["SearchCandidates", "BatchGetHeads:STATE", "BatchGetHeads:FULL"]
+    assert world.calls == ["SearchCandidates", "BatchGetHeads:FULL"]
 
 
 async def test_hit_says_where_it_comes_from(world: World) -> None:
