@@ -368,6 +368,21 @@ async def test_a_superseded_record_and_its_successor() -> None:
         assert (await world.head("adr/0009")).state == ledger_pb2.STATE_ACTIVE
 
 
+async def test_a_decision_that_is_given_up_is_superseded_and_other_news_are_updates() -> None:
+    """DESIGN 4: leaving adoption changes the decision, which flags what depends on it; new words do not."""
+    async with ingest_world() as world:
+        texts = [ACCEPTED, ACCEPTED + "\n## Notes\n\nMore words.\n", ADR.format(status="deprecated")]
+        kinds = []
+        for number, text in enumerate(texts):
+            [answer] = await world.ingest(
+                observation(text, locator=f"git:{number}:docs/adr/0007-a.md", when=WHEN + timedelta(days=number))
+            )
+            request = proposal_service_pb2.GetProposalRequest(name=answer.proposals[0])
+            proposal = (await world.ledger.as_("reader").proposals.GetProposal(request)).proposal
+            kinds.append(proposal.mutation.WhichOneof("kind"))
+        assert kinds == ["create", "update", "supersede"]
+
+
 async def test_relations_of_an_importer() -> None:
     """Relations that an importer states are asserted once; one whose end is missing fails, and succeeds later."""
     stated = [{"kind": "DEPRECATES", "source": "adr/0009", "target": "adr/0007", "rationale": "both say so"}]
