@@ -174,7 +174,7 @@ class Demo:
     def _dsearch(self, *arguments: str, project: bool = True, code: int = Exit.OK) -> None:
         """Show a command and its output; fail unless it ends with the exit code."""
         shown = " ".join(_quoted(part) for part in arguments)
-        self.out.print(Text("$ dsearch ", style="bold green").append(shown, style="green"))
+        self.out.print(Text().append("$ dsearch ", style="bold green").append(shown, style="green"))
         self.out.file.flush()
         full = [*arguments, "--data", str(self.scratch), *(("--project", PROJECT) if project else ())]
         ended = self._call(full)

@@ -259,7 +259,7 @@ async def _measure(
     if not frame.as_json:
         render(found, frame.out)
     frame.result({**figures, **found.as_dict()})
-    frame.print(Text("stale as current: ", style="dim").append(str(sum(found.stale_as_current.values()))))
+    frame.print(Text().append("stale as current: ", style="dim").append(str(sum(found.stale_as_current.values()))))
     return Exit.PROBLEMS if sum(found.stale_as_current.values()) or found.as_of.get("wrong") else Exit.OK
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from dsearch.cli import show
 from dsearch.cli.frame import CommandError, Exit, Frame, command
 from dsearch.sources import adr, pep
 from dsearch.sources.importer import ImportSummary, run_import
@@ -105,7 +106,9 @@ async def _ingest(frame: Frame, read: object, *, dry_run: bool, wait: bool, prop
 def show_summary(frame: Frame, reading: SourceReading, summary: ImportSummary, seconds: float) -> None:
     """Print what became of an import."""
     nothing_new = summary.replayed == summary.observations
-    head = Text("nothing new: ", style="bold") if nothing_new else Text("imported ", style="bold green")
+    head = (
+        Text().append("nothing new: ", style="bold") if nothing_new else Text().append("imported ", style="bold green")
+    )
     head.append(f"{summary.observations} observations of {summary.families} memories in {seconds:.1f} s")
     frame.print(head.append(f" · dates from {reading.dates}", style="dim"))
     counts = ", ".join(f"{count} {name.lower().replace('_', ' ')}" for name, count in summary.outcomes.most_common())
@@ -116,7 +119,7 @@ def show_summary(frame: Frame, reading: SourceReading, summary: ImportSummary, s
         )
     )
     if summary.waiting:
-        frame.print(Text("  next: ", style="dim").append("dsearch review", style="bold"))
+        frame.print(show.next_step("dsearch review"))
     if summary.redactions:
         text = ", ".join(f"{count} {kind}" for kind, count in summary.redactions.most_common())
         frame.print(Text(f"  redacted: {text}", style="yellow"))

@@ -8,16 +8,18 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from decisionssearch.index.v1 import index_service_pb2 as index_pb2
-from decisionssearch.ledger.v1 import ledger_pb2, proposal_pb2
+from decisionssearch.ledger.v1 import ledger_pb2, ledger_service_pb2, proposal_pb2
 from google.protobuf.json_format import ParseDict, ParseError
 
 from dsearch.cli.frame import CommandError, Exit
+from dsearch.cli.show import families_of
 from dsearch.client import DecisionsClient, project_name
 from service_kit.clock import parse_text
 from service_kit.errors import DomainError
 from service_kit.names import UUID_TEXT
 
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOST_LABELS: Final = 400
 _WAITING: Final = (proposal_pb2.PROPOSAL_STATUS_PENDING, proposal_pb2.PROPOSAL_STATUS_APPROVED)
 
 
@@ -156,6 +158,18 @@ async def family(client: DecisionsClient, project: str, text: str) -> str:
 def revision(family_name: str, text: str) -> str:
     """Return the resource name of a revision given by name or id."""
     return text if text.startswith("projects/") else f"{family_name}/revisions/{text}"
+
+
+async def labels(client: DecisionsClient, project: str, proposals: Sequence[proposal_pb2.Proposal]) -> dict[str, str]:
+    """Return what people call the families that proposals name."""
+    wanted = list(dict.fromkeys(name for p in proposals for name in families_of(p)))[:_MOST_LABELS]
+    if not wanted:
+        return {}
+    request = ledger_service_pb2.BatchGetHeadsRequest(
+        project=project_name(project), families=wanted, view=ledger_service_pb2.HEAD_VIEW_STATE
+    )
+    heads = (await client.batch_get_heads(request)).heads
+    return {head.family.name: head.family.identity_key for head in heads if head.family.identity_key}
 
 
 async def proposal(client: DecisionsClient, project: str, text: str) -> proposal_pb2.Proposal:

@@ -67,11 +67,11 @@ def _add_projects(app: typer.Typer) -> None:
                 policy.CopyFrom(project.policy)
                 policy.approval_rules.append(import_rule())
                 project = await client.update_policy(name, policy, expected_version=project.policy.version)
-        frame.print(Text("made ", style="bold green").append(project.name))
+        frame.print(Text().append("made ", style="bold green").append(project.name))
         for rule in project.policy.approval_rules:
             what = f"{', '.join(rule.mutations)} of {rule.subject} from {', '.join(rule.extractors)}"
             frame.print(Text(f"by rule {rule.id}: {what}", style="dim"))
-        frame.print(Text("next: ", style="dim").append(f"dsearch ingest adr DIR --project {name}", style="bold"))
+        frame.print(show.next_step(f"dsearch ingest adr DIR --project {name}"))
         frame.result(project)
 
     @command(app, "projects", acts_as="owner", project=False, example="dsearch projects --json")
@@ -80,7 +80,7 @@ def _add_projects(app: typer.Typer) -> None:
         async with frame.connect() as client:
             found = [p async for p in client.projects()]
         for project in found:
-            line = Text(project.name.removeprefix("projects/"), style="bold")
+            line = Text().append(project.name.removeprefix("projects/"), style="bold")
             line.append(f"  {project.display_name}  ").append(
                 f"{project.position} commits since {show.when(project.create_time)}", style="dim"
             )
@@ -126,9 +126,9 @@ def _add_index(app: typer.Typer) -> None:
             index = await client.wait_for_index(project) if wait else await client.index_status(project)
             async with frame.connect("indexer" if not frame.token_file else "") as worker:
                 dead = await _dead_letters(frame, worker, project, redrive=redrive)
-        line = Text("you are    ", style="dim").append(show.who(info.caller))
+        line = Text().append("you are    ", style="dim").append(show.who(info.caller))
         frame.print(line.append(f" · ledger {info.store} {info.version}", style="dim"))
-        frame.print(Text("project    ", style="dim").append(f"{project}, {found.position} commits"))
+        frame.print(Text().append("project    ", style="dim").append(f"{project}, {found.position} commits"))
         frame.print(*show.index_status_view(index))
         for event in dead:
             what = f"commit {event.position} of {event.family} after {event.attempts} attempts"
@@ -176,7 +176,9 @@ def _add_index(app: typer.Typer) -> None:
         for drift in drifts[:20]:
             kind = show.enum_word(index_pb2.DriftKind, drift.kind, "DRIFT_KIND_").lower().replace("_", " ")
             frame.print(
-                Text(f"{kind}: ", style="bold yellow").append(f"{drift.revision} {drift.branch}: {drift.detail}")
+                Text()
+                .append(f"{kind}: ", style="bold yellow")
+                .append(f"{drift.revision} {drift.branch}: {drift.detail}")
             )
         if len(drifts) > 20:
             frame.print(Text(f"… and {len(drifts) - 20} more (--json has all)", style="dim"))
@@ -235,7 +237,7 @@ def _add_audit(app: typer.Typer) -> None:
                 if len(found) >= limit:
                     break
         for entry in found:
-            line = Text(f"{entry.sequence:>6}  {show.when(entry.record_time)}  ", style="dim")
+            line = Text().append(f"{entry.sequence:>6}  {show.when(entry.record_time)}  ", style="dim")
             style = "red" if entry.action.startswith("refuse") else "bold"
             line.append(f"{entry.action:<18} ", style=style).append(f"{show.who(entry.principal)}  ")
             frame.print(line.append(entry.resource, style="dim"))
@@ -286,7 +288,7 @@ def _add_tokens(app: typer.Typer) -> None:
             raise CommandError(f"{target} exists", f"revoke it first: dsearch token revoke {name}", Exit.REFUSED)
         expires = datetime.now(UTC) + timedelta(days=days) if days else None
         write_token(folder, name, who, expires)
-        frame.print(Text("issued ", style="bold green").append(str(target)))
+        frame.print(Text().append("issued ", style="bold green").append(str(target)))
         frame.print(Text(f"use it with --as {name}, or elsewhere with --token-file", style="dim"))
         frame.result({"name": name, "file": str(target), "roles": [r.value for r in roles]})
 

@@ -22,6 +22,7 @@ from dsearch.client import DecisionsClient
 from service_kit.clock import to_timestamp
 
 _TEXTS: Final = ("title", "summary", "details", "objective", "trigger", "rationale", "task", "outcome")
+_IMPORTANCE: Final = 0.5
 _LISTS: Final = ("alternatives", "examples", "rules", "steps")
 
 Family = Annotated[str, typer.Argument(help="Natural key, id or resource name of the memory.", show_default=False)]
@@ -29,7 +30,7 @@ Reason = Annotated[str, typer.Option("--reason", "-m", help="Why: goes into the 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would be; store nothing.")]
 Evidence = Annotated[
     list[str] | None,
-    typer.Option("--evidence", help="KIND:LOCATOR or KIND:LOCATOR|WORDS; ! in front when it speaks against. Repeat."),
+    typer.Option("--evidence", help="KIND:LOCATOR|WORDS of the source; ! in front when it speaks against. Repeat."),
 ]
 From = Annotated[str, typer.Option("--from", help="From when in the world; default: when it is applied.")]
 Until = Annotated[str, typer.Option("--until", help="Until when in the world; default: open.")]
@@ -99,16 +100,17 @@ async def _send(
         branch=frame.branch,
         validate_only=dry_run,
     )
-    return _shown(frame, proposal, dry_run=dry_run)
+    names = await inputs.labels(client, frame.need_project(), [proposal])
+    return _shown(frame, proposal, names, dry_run=dry_run)
 
 
-def _shown(frame: Frame, proposal: proposal_pb2.Proposal, *, dry_run: bool) -> int:
-    frame.print(*show.proposal_view(proposal, preview=dry_run))
+def _shown(frame: Frame, proposal: proposal_pb2.Proposal, names: dict[str, str], *, dry_run: bool) -> int:
+    frame.print(*show.proposal_view(proposal, names, preview=dry_run))
     if not dry_run:
         ident = show.short(proposal.name)
         approved = proposal.status == proposal_pb2.PROPOSAL_STATUS_APPROVED
         step = f"dsearch apply {ident}" if approved else f"dsearch review approve {ident} --as reviewer"
-        frame.print(Text("next: ", style="dim").append(step, style="bold"))
+        frame.print(show.next_step(step))
     frame.result(proposal)
     return Exit.OK
 
@@ -133,7 +135,7 @@ def _add_create(group: typer.Typer) -> None:
         acts_as="owner",
         branch=True,
         example='dsearch propose create --category business-rule --domain refunds --title "Refunds take 10 days" '
-        '--summary "..." --reason "agreed with finance" --evidence "statement:finance" --project ferrybox',
+        '--summary "..." --reason "agreed with finance" --evidence "statement:finance|Ten days" -p ferrybox',
     )
     async def create(
         frame: Frame,
@@ -182,7 +184,7 @@ def _add_create(group: typer.Typer) -> None:
             tags=tag,
             importance=importance,
         )
-        content = ledger_pb2.Content(**{"importance": 0.5, **fields})
+        content = ledger_pb2.Content(**{"importance": _IMPORTANCE, **fields})
         start, end = _stamp(valid_from, "--from"), _stamp(until, "--until")
         kind = inputs.category(category)
         async with frame.connect() as client:
@@ -218,7 +220,7 @@ def _add_create(group: typer.Typer) -> None:
         if answer.HasField("proposal"):
             if answer.redactions:
                 frame.note("redacted: " + ", ".join(f"{n} {k}" for k, n in sorted(answer.redactions.items())))
-            return _shown(frame, answer.proposal, dry_run=False)
+            return _shown(frame, answer.proposal, {}, dry_run=False)
         outcome = observation_pb2.AdmissionOutcome.Name(answer.outcome).removeprefix("ADMISSION_OUTCOME_").lower()
         frame.print(Text(f"not proposed: {outcome.replace('_', ' ')}", style="bold yellow"))
         _show_gates(frame, list(answer.gates))
@@ -622,6 +624,8 @@ def _parse_item(
     if len(body) != 1:
         raise CommandError(f"{where}: name exactly one change", f"one of {', '.join(kinds)}")
     mutation: proposal_pb2.Mutation = inputs.parse_message(body, proposal_pb2.Mutation(), where)
+    if mutation.WhichOneof("kind") == "create" and "importance" not in (body["create"] or {}).get("content", {}):
+        mutation.create.content.importance = _IMPORTANCE
     evidence = [
         inputs.evidence(entry)
         if isinstance(entry, str)

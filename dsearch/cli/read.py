@@ -99,7 +99,7 @@ def _add_history(app: typer.Typer) -> None:
             wanted = inputs.revision(name, revision) if revision else ""
             fields = await client.blame(name, branch=frame.branch, revision=wanted)
         for field in fields:
-            frame.print(Text(f"{field.field:<14} ", style="bold").append(show.clip(field.value, 90)))
+            frame.print(Text().append(f"{field.field:<14} ", style="bold").append(show.clip(field.value, 90)))
             approved = ", ".join(show.who(a) for a in field.approvers) or "nobody"
             made = f"{show.short(field.revision)} on {show.when(field.record_time)} by {show.who(field.author)}"
             frame.print(
@@ -139,7 +139,7 @@ def _add_graph(app: typer.Typer) -> None:
             graph = await client.lineage(name, branch=frame.branch, depth=depth)
         heads = {head.family.name: head for head in graph.heads}
         for head in graph.heads:
-            line = Text(show.label(head.family), style="bold").append(f"  {head.revision.content.title}  ")
+            line = Text().append(show.label(head.family), style="bold").append(f"  {head.revision.content.title}  ")
             frame.print(line.append_text(show.state_text(head.state)))
             for relation in graph.relations:
                 if relation.source_family == head.family.name:
@@ -167,7 +167,7 @@ def _add_graph(app: typer.Typer) -> None:
                 if len(found) >= limit:
                     break
         for change in found:
-            line = Text(f"{change.position:>6}  ", style="dim").append(f"{change.mutation:<16} ", style="bold")
+            line = Text().append(f"{change.position:>6}  ", style="dim").append(f"{change.mutation:<16} ", style="bold")
             line.append(f"{show.when(change.record_time)}  {show.who(change.requester)}  ")
             frame.print(line.append(show.clip(change.reason, 60), style="dim"))
         frame.result(found)

@@ -62,26 +62,31 @@ def _add_looking(group: typer.Typer) -> None:
         async with frame.connect() as client:
             name = await inputs.family(client, project, family) if family else ""
             found = [p async for p in client.proposals(project, statuses=statuses, family=name)]
-            frame.print(show.queue_view(found) if found else Text("nothing waits", style="dim"))
+            names = await inputs.labels(client, project, found)
+            frame.print(show.queue_view(found, names) if found else Text("nothing waits", style="dim"))
             frame.result(found)
             pending = [p for p in found if p.status == proposal_pb2.PROPOSAL_STATUS_PENDING]
             if frame.interactive and not batch and pending and not statuses:
-                return await _one_by_one(frame, client, pending)
+                return await _one_by_one(frame, client, pending, names)
         return Exit.OK
 
     @command(group, "show", acts_as="reader", example="dsearch review show 3fa85f64 --project ferrybox")
     async def show_one(frame: Frame, proposal: Proposal) -> None:
         """Show a proposal: difference field by field, timeline, evidence, warnings, approvals."""
         async with frame.connect() as client:
-            found = await inputs.proposal(client, frame.need_project(), proposal)
-        frame.print(*show.proposal_view(found))
+            project = frame.need_project()
+            found = await inputs.proposal(client, project, proposal)
+            names = await inputs.labels(client, project, [found])
+        frame.print(*show.proposal_view(found, names))
         frame.result(found)
 
 
-async def _one_by_one(frame: Frame, client: DecisionsClient, pending: list[proposal_pb2.Proposal]) -> int:
+async def _one_by_one(
+    frame: Frame, client: DecisionsClient, pending: list[proposal_pb2.Proposal], names: dict[str, str]
+) -> int:
     worst = Exit.OK
     for number, proposal in enumerate(pending, 1):
-        frame.print("", Rule(f"{number} of {len(pending)}"), *show.proposal_view(proposal))
+        frame.print("", Rule(f"{number} of {len(pending)}"), *show.proposal_view(proposal, names))
         answer = Prompt.ask("decide", choices=["approve", "reject", "skip", "quit"], default="skip", console=frame.out)
         if answer == "quit":
             break
@@ -121,10 +126,10 @@ def _add_deciding(group: typer.Typer) -> None:
             found = await inputs.proposal(client, frame.need_project(), proposal)
             response = await client.approve(found.name, preview_hash=preview or found.preview_hash, comment=comment)
         status = show.status_of(response.proposal.status).lower()
-        frame.print(Text("approved ", style="bold green").append(show.proposal_title(response.proposal)))
+        frame.print(Text().append("approved ", style="bold green").append(show.proposal_title(response.proposal)))
         frame.print(Text(f"by {show.who(response.approval.approver)} · the proposal is {status}", style="dim"))
         if response.proposal.status == proposal_pb2.PROPOSAL_STATUS_APPROVED:
-            frame.print(Text("next: ", style="dim").append(f"dsearch apply {show.short(found.name)}", style="bold"))
+            frame.print(show.next_step(f"dsearch apply {show.short(found.name)}"))
         frame.result(response)
 
     @command(
@@ -142,7 +147,7 @@ def _add_deciding(group: typer.Typer) -> None:
         async with frame.connect() as client:
             found = await inputs.proposal(client, frame.need_project(), proposal)
             rejected = await client.reject(found.name, comment=comment)
-        frame.print(Text("rejected ", style="bold red").append(show.proposal_title(rejected)))
+        frame.print(Text().append("rejected ", style="bold red").append(show.proposal_title(rejected)))
         frame.result(rejected)
 
     @command(group, "withdraw", acts_as="owner", example="dsearch review withdraw 3fa85f64 --project ferrybox")
@@ -151,7 +156,7 @@ def _add_deciding(group: typer.Typer) -> None:
         async with frame.connect() as client:
             found = await inputs.proposal(client, frame.need_project(), proposal)
             withdrawn = await client.withdraw(found.name, comment=comment)
-        frame.print(Text("withdrawn ", style="bold").append(show.proposal_title(withdrawn)))
+        frame.print(Text().append("withdrawn ", style="bold").append(show.proposal_title(withdrawn)))
         frame.result(withdrawn)
 
     @command(
@@ -192,7 +197,10 @@ def _add_apply(app: typer.Typer) -> None:
                 await client.wait_for_index(project)
         title = show.proposal_title(response.proposal)
         frame.print(
-            Text("applied ", style="bold green").append(f"{title}  ").append(f"commit {response.position}", "dim")
+            Text()
+            .append("applied ", style="bold green")
+            .append(f"{title}  ")
+            .append(f"commit {response.position}", "dim")
         )
         if response.HasField("head"):
             head = response.head

@@ -45,21 +45,21 @@ def add(app: typer.Typer) -> None:
         folder = DataFolder(settings.data_dir)
         try:
             async with open_host(settings, settings_file) as running:
-                frame.print(Text("serving ", style="bold green").append(f"{running.address} on {folder.root}"))
+                frame.print(Text().append("serving ", style="bold green").append(f"{running.address} on {folder.root}"))
                 names = ", ".join(FIRST_PRINCIPALS)
                 frame.print(Text(f"tokens in {folder.tokens_folder}: {names}", style="dim"))
-                frame.print(Text("next, in another terminal: ", style="dim").append("dsearch init PROJECT"))
+                frame.print(Text().append("next, in another terminal: ", style="dim").append("dsearch init PROJECT"))
                 frame.result({"address": running.address, "data": str(folder.root)})
                 frame.out.file.flush()
                 await running.run()
         except (FolderInUseError, AlreadyOpenError, SchemaTooNewError) as error:
-            frame.err.print(Text("✗ ", style="bold red").append(str(error)))
+            frame.err.print(Text().append("✗ ", style="bold red").append(str(error)))
             return Exit.REFUSED
         except BindError as error:
-            frame.err.print(Text("✗ ", style="bold red").append(str(error)))
+            frame.err.print(Text().append("✗ ", style="bold red").append(str(error)))
             return Exit.UNAVAILABLE
         except BackgroundTaskDied as error:
-            frame.err.print(Text("✗ ", style="bold red").append(f"{error}; the log above says why"))
+            frame.err.print(Text().append("✗ ", style="bold red").append(f"{error}; the log above says why"))
             return Exit.BUG
         frame.print(Text("stopped", style="dim"))
         return Exit.OK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -122,6 +122,14 @@ def interval(valid_from: Timestamp | None, valid_to: Timestamp | None) -> str:
     return f"{start} → {when(valid_to)}" if valid_to is not None else f"since {start}"
 
 
+def row_interval(row: ledger_pb2.TimelineRow) -> str:
+    """Return the interval of a previewed row; a time that only the apply will know is said so."""
+    start = when(row.valid_from) if row.HasField("valid_from") else "the apply"
+    if row.HasField("valid_to"):
+        return f"{start} → {when(row.valid_to)}"
+    return f"{start} → the apply" if row.end_kind else f"since {start}"
+
+
 def who(principal: common_pb2.Principal) -> str:
     """Return a principal in words."""
     kind = enum_word(common_pb2.PrincipalKind, principal.kind, "PRINCIPAL_KIND_").lower()
@@ -143,6 +151,11 @@ def clip(text: str, limit: int = _CLIP) -> str:
     """Return the start of a text in one line."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
+def next_step(command_line: str) -> Text:
+    """Return what to do next."""
+    return Text().append("next: ", style="dim").append(command_line, style="bold")
 
 
 def state_text(value: int) -> Text:
@@ -173,7 +186,7 @@ def search_answer(response: retrieval_pb2.SearchResponse) -> Iterator[Renderable
 def abstention(response: retrieval_pb2.SearchResponse) -> Text:
     """Return the reason for silence in a sentence."""
     reason = enum_word(retrieval_pb2.AbstentionReason, response.abstention.reason, "ABSTENTION_REASON_")
-    text = Text("No answer. ", style="bold yellow")
+    text = Text().append("No answer. ", style="bold yellow")
     text.append(ABSTENTIONS.get(reason, ""), style="")
     if response.abstention.message:
         text.append(f"\n{response.abstention.message}", style="dim")
@@ -185,7 +198,7 @@ def hit_block(number: int, hit: retrieval_pb2.Hit) -> RenderableType:
     """Return one hit: title, state, since when, what it replaced and why, evidence, why it is here."""
     head = hit.head
     content = head.revision.content
-    title = Text(f"{number}. ", style="bold")
+    title = Text().append(f"{number}. ", style="bold")
     title.append(content.title or "(untitled)", style="bold")
     title.append("  ").append_text(state_text(head.state))
     title.append(f"  {label(head.family)}", style="dim")
@@ -222,7 +235,7 @@ def _standing_line(head: ledger_pb2.Head, hit: retrieval_pb2.Hit) -> Text:
 
 
 def _labelled(name: str, text: str, style: str = "") -> Text:
-    return Text(f"{name:<10} ", style="dim").append(text, style=style)
+    return Text().append(f"{name:<10} ", style="dim").append(text, style=style)
 
 
 def _replaced(item: retrieval_pb2.Replaced) -> str:
@@ -271,7 +284,7 @@ def _footnotes(response: retrieval_pb2.SearchResponse) -> Iterator[RenderableTyp
 def head_view(head: ledger_pb2.Head) -> Iterator[RenderableType]:
     """Yield one memory in full."""
     content = head.revision.content
-    title = Text(content.title or "(untitled)", style="bold").append("  ").append_text(state_text(head.state))
+    title = Text().append(content.title or "(untitled)", style="bold").append("  ").append_text(state_text(head.state))
     yield title
     yield Text(
         " · ".join(
@@ -339,7 +352,7 @@ def evidence_view(items: Iterable[ledger_pb2.LinkedEvidence]) -> Iterator[Render
         check = enum_word(ledger_pb2.VerificationState, item.evidence.verification, "VERIFICATION_STATE_")
         kind = enum_word(ledger_pb2.SourceKind, item.evidence.source_kind, "SOURCE_KIND_").lower().replace("_", " ")
         colour = {"supports": "green", "contradicts": "red"}.get(stance, "")
-        text = Text("evidence   ", style="dim").append(stance, style=colour)
+        text = Text().append("evidence   ", style="dim").append(stance, style=colour)
         text.append(f" · {kind} {item.evidence.locator} · {VERIFICATION_WORDS.get(check, check.lower())}")
         if item.evidence.author:
             text.append(f" · {item.evidence.author}")
@@ -353,7 +366,7 @@ def history_view(steps: Sequence[ledger_service_pb2.RevisionHistory]) -> Iterato
     for step in steps:
         revision = step.revision
         open_rows = [row for row in step.rows if not row.HasField("recorded_to")]
-        head = Text(f"{short(revision.name)}  ", style="dim").append(revision.content.title, style="bold")
+        head = Text().append(f"{short(revision.name)}  ", style="dim").append(revision.content.title, style="bold")
         for row in open_rows:
             until = row.valid_to if row.HasField("valid_to") else None
             head.append("  ").append(interval(row.valid_from, until)).append("  ").append_text(state_text(row.state))
@@ -400,18 +413,31 @@ def mutation_word(mutation: proposal_pb2.Mutation) -> str:
     return (mutation.WhichOneof("kind") or "?").replace("_", " ")
 
 
-def proposal_title(proposal: proposal_pb2.Proposal) -> str:
-    """Return what a proposal is about, in a line."""
+def families_of(proposal: proposal_pb2.Proposal) -> list[str]:
+    """Return the families that a proposal names, the target first."""
+    change = getattr(proposal.mutation, proposal.mutation.WhichOneof("kind") or "create")
+    fields = ("source_family", "family", "target_family", "replacement_family", "refines_family")
+    named = [getattr(change, name) for name in fields if name in change.DESCRIPTOR.fields_by_name]
+    return [name for name in named if name]
+
+
+def proposal_title(proposal: proposal_pb2.Proposal, labels: Mapping[str, str] | None = None) -> str:
+    """Return what a proposal is about, in a line; ``labels`` say what people call its families."""
+    names = [(labels or {}).get(name) or short(name) for name in families_of(proposal)]
+    kind = proposal.mutation.WhichOneof("kind")
+    if kind == "link":
+        return f" {relation_of(proposal.mutation.link.kind)} ".join(names)
+    if kind == "unlink":
+        return short(proposal.mutation.unlink.relation)
     title = proposal.after.title or proposal.before.title
-    mutation = proposal.mutation
-    kind = mutation.WhichOneof("kind")
-    if not title and kind == "link":
-        link = mutation.link
-        title = f"{short(link.source_family)} {relation_of(link.kind)} {short(link.target_family)}"
-    return title or short(proposal.family or proposal.name)
+    if kind == "deprecate":
+        return f"{names[0]} by {names[-1]}" + (f", “{title}”" if title else "")
+    if title:
+        return f"{title}  {names[0]}" if names and names[0] in (labels or {}).values() else title
+    return " ".join(names) or short(proposal.name)
 
 
-def queue_view(proposals: Sequence[proposal_pb2.Proposal]) -> RenderableType:
+def queue_view(proposals: Sequence[proposal_pb2.Proposal], labels: Mapping[str, str] | None = None) -> RenderableType:
     """Return the review queue as a table."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("id", "status", "change", "what", "by", "since", "notes"):
@@ -428,7 +454,7 @@ def queue_view(proposals: Sequence[proposal_pb2.Proposal]) -> RenderableType:
             short(p.name),
             Text(status.lower(), style=STATUS_STYLES.get(status, "")),
             mutation_word(p.mutation),
-            Text(clip(proposal_title(p), 60)),
+            Text(clip(proposal_title(p, labels), 60)),
             who(p.requester),
             when(p.create_time),
             Text(", ".join(notes), style="yellow"),
@@ -436,10 +462,16 @@ def queue_view(proposals: Sequence[proposal_pb2.Proposal]) -> RenderableType:
     return table
 
 
-def proposal_view(proposal: proposal_pb2.Proposal, *, preview: bool = False) -> Iterator[RenderableType]:
+def proposal_view(
+    proposal: proposal_pb2.Proposal, labels: Mapping[str, str] | None = None, *, preview: bool = False
+) -> Iterator[RenderableType]:
     """Yield everything that a reviewer needs to decide."""
     status = status_of(proposal.status)
-    head = Text(f"{mutation_word(proposal.mutation)}: ", style="bold").append(proposal_title(proposal), style="bold")
+    head = (
+        Text()
+        .append(f"{mutation_word(proposal.mutation)}: ", style="bold")
+        .append(proposal_title(proposal, labels), style="bold")
+    )
     if preview:
         head.append("  preview, nothing stored", style="bold cyan")
     else:
@@ -456,15 +488,14 @@ def proposal_view(proposal: proposal_pb2.Proposal, *, preview: bool = False) -> 
         yield Text("in force", style="bold")
         for mark, rows, style in (("-", proposal.timeline_before, "red"), ("+", proposal.timeline_after, "green")):
             for row in rows:
-                start = row.valid_from if row.HasField("valid_from") else None
-                end = row.valid_to if row.HasField("valid_to") else None
                 which = short(row.revision) if row.revision else "this"
-                yield Padding(Text(f"{mark} {which} {interval(start, end)}", style=style), (0, 0, 0, 2), expand=False)
+                text = Text(f"{mark} {which} {row_interval(row)}", style=style)
+                yield Padding(text, (0, 0, 0, 2), expand=False)
     yield Text()
     evidence = list(evidence_view(proposal.evidence))
     yield from evidence or [_labelled("evidence", "none")]
     for warning in proposal.warnings:
-        yield Text("⚠ ", style="bold yellow").append(warning, style="yellow")
+        yield Text().append("⚠ ", style="bold yellow").append(warning, style="yellow")
     for approval in proposal.approvals:
         rule = f" by rule {approval.policy_rule}" if approval.policy_rule else ""
         comment = f": {approval.comment}" if approval.comment else ""
@@ -481,7 +512,7 @@ def index_status_view(status: index_pb2.GetIndexStatusResponse) -> Iterator[Rend
     """Yield how the index is."""
     behind = status.ledger_position - status.applied_position
     lag = status.lag.seconds + status.lag.nanos / 1e9
-    text = Text("index      ", style="dim")
+    text = Text().append("index      ", style="dim")
     if behind <= 0:
         text.append("up to date", style="green")
     else:

@@ -36,12 +36,13 @@ _NUMBER: Final = re.compile(r"\d+")
 _UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}\s*$")
 _PEP: Final = ledger_pb2.SOURCE_KIND_PEP
 
-# How far a document has come. Two that are equally far may replace each other.
+# How far a decision has come. Two that are equally far may replace each other. Accepted is as far as it gets: Active and
+# Final say how far it has been carried out.
 _MATURITY: Final[Mapping[str, int]] = {
     "Provisional": 1,
     "Accepted": 2,
-    "Active": 3,
-    "Final": 3,
+    "Active": 2,
+    "Final": 2,
 }
 _UNDECIDED: Final = frozenset({"Draft", "Incomplete", "Open", "Not ready", ""})
 
@@ -78,7 +79,12 @@ class _Standing:
     """What is known of a document while the events are played."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    said_since: dict[tuple[str, int], datetime] = field(default_factory=dict)
+    first_said: dict[tuple[str, int], datetime] = field(default_factory=dict)
+    """When a header first named another document; what it names now is in the headers."""
+    adopted: datetime | None = None
+    """When it was first adopted."""
+    dead_since: datetime | None = None
+    """Since when its own status says that it is out of use."""
     last_sha: str = ""
 
 
@@ -156,12 +162,15 @@ def _play(standing: _Standing, event: Event) -> None:
     else:
         standing.headers[event.field] = event.new
     if event.field in _REFERENCES:
-        named = set(_numbers(event.new or ""))
-        known = standing.said_since
-        for key in [k for k in known if k[0] == event.field and k[1] not in named]:
-            del known[key]
-        for number in named:
-            known.setdefault((event.field, number), event.time)
+        for number in _numbers(event.new or ""):
+            standing.first_said.setdefault((event.field, number), event.time)
+    if event.field == "Status":
+        if event.new in _MATURITY and standing.adopted is None:
+            standing.adopted = event.time
+        if not _is_dead(event.new or ""):
+            standing.dead_since = None
+        elif standing.dead_since is None:
+            standing.dead_since = event.time
 
 
 def _observation(document: Document, headers: Mapping[str, str], event: Event) -> ingest_pb2.RawObservation:
@@ -218,11 +227,10 @@ def follow(standings: Mapping[int, _Standing]) -> list[Supersession]:
     """
     claims: dict[tuple[int, int], dict[str, datetime]] = {}
     for number, standing in standings.items():
-        for (name, other), since in standing.said_since.items():
-            if name == "Superseded-By":
-                claims.setdefault((number, other), {})["old"] = since
-            elif name == "Replaces":
-                claims.setdefault((other, number), {})["new"] = since
+        for name, side in (("Superseded-By", "old"), ("Replaces", "new")):
+            for other in _numbers(standing.headers.get(name, "")):
+                pair = (number, other) if side == "old" else (other, number)
+                claims.setdefault(pair, {})[side] = standing.first_said[name, other]
     found = []
     for (old, new), said in sorted(claims.items()):
         followed, why = _believe(standings, old, new, both=len(said) == 2)
@@ -230,7 +238,7 @@ def follow(standings: Mapping[int, _Standing]) -> list[Supersession]:
             Supersession(
                 old=key_of(old),
                 new=key_of(new),
-                since=said.get("old") or said["new"],
+                since=_since(standings, old, new, min(said.values())),
                 said_by_old="old" in said,
                 said_by_new="new" in said,
                 followed=followed,
@@ -238,6 +246,27 @@ def follow(standings: Mapping[int, _Standing]) -> list[Supersession]:
             )
         )
     return found
+
+
+def _since(standings: Mapping[int, _Standing], old: int, new: int, first_said: datetime) -> datetime:
+    """Return when a supersession took effect: it was announced, and the new one adopted or the old one out of use.
+
+    A draft announces for years what it is going to replace. Headers are also tidied up years later; a claim that was
+    dropped and made again counts from the first time.
+    """
+    moments = [
+        moment
+        for moment in (
+            standings[new].adopted if new in standings else None,
+            standings[old].dead_since if old in standings else None,
+        )
+        if moment is not None
+    ]
+    return max(first_said, min(moments, default=first_said))
+
+
+def _is_dead(status: str) -> bool:
+    return status not in _MATURITY and status not in _UNDECIDED
 
 
 def _believe(standings: Mapping[int, _Standing], old: int, new: int, *, both: bool) -> tuple[bool, str]:
@@ -250,7 +279,7 @@ def _believe(standings: Mapping[int, _Standing], old: int, new: int, *, both: bo
         return True, ""
     before = standings[old].headers.get("Status", "")
     after = standings[new].headers.get("Status", "")
-    if before not in _MATURITY and before not in _UNDECIDED:
+    if _is_dead(before):
         return True, f"{key_of(old)} is {before}"
     if after in _MATURITY and _MATURITY[after] >= _MATURITY.get(before, 0):
         return True, f"{key_of(new)} is {after}, {key_of(old)} {before or 'without a status'}"

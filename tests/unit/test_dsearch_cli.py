@@ -24,6 +24,13 @@ from service_kit.clock import to_timestamp
 from service_kit.errors import STATUS, Reason
 
 
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the variables of whoever runs the tests away."""
+    for name in ("PROJECT", "ENDPOINT", "TOKEN_FILE", "DATA"):
+        monkeypatch.delenv(f"DSEARCH_{name}", raising=False)
+
+
 def every_command() -> list[tuple[str, Any]]:
     """Return every command with its whole name."""
     found = []
