@@ -30,7 +30,7 @@ from index_svc import recipe, sparse, support
 from index_svc.embedder_offline import OfflineEmbedder
 
 IN_FORCE = {"Active", "Accepted", "Final", "Provisional"}
-MATURITY = {"Draft": 0, "Provisional": 1, "Accepted": 2, "Final": 3, "Active": 3}
+MATURITY = {"Draft": 0, "Provisional": 1, "Accepted": 2, "Final": 2, "Active": 2}
 DEAD = {"Superseded", "Rejected", "Withdrawn", "Deferred"}
 
 

@@ -1,15 +1,15 @@
 """The evaluation data set: a folder of JSON lines.
 
 ``documents.jsonl`` (id, title, status, ...), ``queries.jsonl`` (id, text, lang, kind, expected, stale, date, today)
-and, optionally, ``asof.jsonl`` (date, pep, status). The kinds of questions are ``current``, ``superseded``, ``as_of``
-and ``unanswerable``.
+and, optionally, ``asof.jsonl`` (date, pep, status) and ``events.jsonl`` (time, pep, field, new). The kinds of questions
+are ``current``, ``superseded``, ``as_of`` and ``unanswerable``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,6 +75,13 @@ class Dataset:
     questions: tuple[Question, ...]
     as_of: tuple[AsOf, ...] = ()
     folder: Path = field(default=Path())
+    statuses: Mapping[str, Sequence[tuple[datetime, str]]] = field(default_factory=dict)
+    """Every change of status by document, in order, when the data set knows them."""
+
+    def in_force_at(self, document: str, moment: datetime) -> bool:
+        """Whether the source itself said at a moment that a document was in use; False when that is not known."""
+        before = [status for time, status in self.statuses.get(document, ()) if time <= moment]
+        return bool(before) and before[-1] in IN_FORCE_STATUSES
 
 
 def identity_key(document_id: str) -> str:
@@ -109,7 +116,16 @@ def load(folder: Path) -> Dataset:
         if as_of_file.exists()
         else ()
     )
-    return Dataset(folder.resolve().name, documents, questions, as_of, folder)
+    return Dataset(folder.resolve().name, documents, questions, as_of, folder, _statuses(folder / "events.jsonl"))
+
+
+def _statuses(path: Path) -> dict[str, list[tuple[datetime, str]]]:
+    found: dict[str, list[tuple[datetime, str]]] = {}
+    if path.exists():
+        for row in _rows(path, ("time", "pep", "field", "new")):
+            if row["field"] == "Status":
+                found.setdefault(row["pep"], []).append((datetime.fromisoformat(row["time"]), row["new"] or ""))
+    return found
 
 
 def _question(row: dict[str, Any]) -> Question:

@@ -67,6 +67,8 @@ class Evaluation:
     ranking: dict[str, dict[str, Any]] = field(default_factory=dict)
     differences: dict[str, dict[str, Any]] = field(default_factory=dict)
     stale_as_current: dict[str, int] = field(default_factory=dict)
+    stale: list[dict[str, Any]] = field(default_factory=list)
+    """Each one, with where it came; ``counts`` is false for one that the source says was in force at the date asked."""
     as_of: dict[str, Any] = field(default_factory=dict)
     abstention: dict[str, Any] = field(default_factory=dict)
     latency: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -112,7 +114,9 @@ async def evaluate(
             answers.append(await _ask(question, request, search, names))
             progress(label, index * len(dataset.questions) + len(answers), total)
         runs[label] = answers
-        result.stale_as_current[label] = sum(_presents_stale(answer) for answer in answers)
+        stale = [row for answer in answers for row in _presented_stale(dataset, answer)]
+        result.stale_as_current[label] = sum(row["counts"] for row in stale)
+        result.stale += [{"variant": label, **row} for row in stale]
         result.latency[label] = _latency(answers)
     for label, answers in runs.items():
         result.ranking[label] = _ranking(answers, in_force)
@@ -175,8 +179,23 @@ def _baseline(dataset: Dataset) -> list[Answer]:
     return answers
 
 
-def _presents_stale(answer: Answer) -> bool:
-    return bool(answer.question.stale & set(answer.current))
+def _presented_stale(dataset: Dataset, answer: Answer) -> list[dict[str, Any]]:
+    """Return what came back as in force although the question names it as stale.
+
+    A question about a date also names the answer of today; where the source says that this one was in force then as
+    well, showing it is not wrong, only not the answer.
+    """
+    moment = answer.question.valid_at
+    return [
+        {
+            "question": answer.question.id,
+            "document": name,
+            "rank": rank,
+            "counts": moment is None or not dataset.in_force_at(name, moment),
+        }
+        for rank, name in enumerate(answer.ranked, 1)
+        if name in answer.question.stale and name in answer.current
+    ]
 
 
 def _groups(answers: Sequence[Answer], in_force: set[str]) -> dict[str, list[Answer]]:

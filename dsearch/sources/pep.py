@@ -36,8 +36,8 @@ _NUMBER: Final = re.compile(r"\d+")
 _UNDERLINE: Final = re.compile(r"([=\-~^\"'`#*+.:_])\1{2,}\s*$")
 _PEP: Final = ledger_pb2.SOURCE_KIND_PEP
 
-# How far a decision has come. Two that are equally far may replace each other. Accepted is as far as it gets: Active and
-# Final say how far it has been carried out.
+# How far a decision has come. Two that are equally far may replace each other. Accepted is as far as it gets: Active
+# and Final say how far it has been carried out.
 _MATURITY: Final[Mapping[str, int]] = {
     "Provisional": 1,
     "Accepted": 2,

@@ -76,6 +76,8 @@ async def test_importing_twice_changes_nothing_and_the_past_is_exact(stack: Stac
         replaced = await owner.get_head(PROJECT, "pep/333")
         assert replaced.state == ledger_pb2.STATE_SUPERSEDED
         assert [r.identity_key for r in replaced.replaced_by] == ["pep/3333"]
-        kept = await owner.get_head(PROJECT, "pep/609")
-        assert kept.state == ledger_pb2.STATE_ACTIVE
+        before = datetime(2026, 4, 1, tzinfo=UTC)
+        governance = await owner.get_head(PROJECT, "pep/609")
+        assert [r.identity_key for r in governance.replaced_by] == ["pep/772"]
+        assert (await owner.get_head(PROJECT, "pep/609", valid_at=before)).state == ledger_pb2.STATE_ACTIVE
         assert (await owner.verify_audit(PROJECT)).valid

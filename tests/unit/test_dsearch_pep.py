@@ -59,12 +59,12 @@ def test_a_removed_document_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("old_status", "new_status", "followed"),
-    [("Rejected", "Draft", True), ("Final", "Final", True), ("Final", "Draft", False), ("Active", "Accepted", False)],
+    [("Rejected", "Draft", True), ("Final", "Final", True), ("Final", "Draft", False), ("Active", "Accepted", True)],
 )
 def test_a_one_sided_claim_is_followed_only_when_the_old_is_dead_or_the_new_as_mature(
     old_status: str, new_status: str, followed: bool
 ) -> None:
-    """A draft that names a standard does not take it out of force; a one-sided claim is always reported."""
+    """A draft that names a standard does not take it out of force, an accepted one does; one-sided is reported."""
     reading = pep.build(
         {},
         [
@@ -92,7 +92,7 @@ def test_relations_come_last_and_name_both_ends() -> None:
     (relation,) = reading.relations
     (row,) = json.loads(relation.attributes["relations"])
     assert (row["kind"], row["source"], row["target"]) == ("DEPRECATES", "pep/2", "pep/1")
-    assert relation.occur_time.ToDatetime(UTC) == T0 + timedelta(days=4)
+    assert relation.occur_time.ToDatetime(UTC) == T0 + timedelta(days=3)
     assert not reading.supersessions[0].one_sided
 
 
@@ -112,6 +112,35 @@ def test_a_claim_counts_since_it_was_first_made_and_kept() -> None:
         ("pep/1", T0 + timedelta(days=2)),
         ("pep/2", T0 + timedelta(days=5)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("events", "day"),
+    [
+        # A draft says from the start what it will replace.
+        ([("Status", 2, "Draft", 2), ("Replaces", 2, "PEP 1", 2), ("Status", 2, "Accepted", 5)], 5),
+        # A header that was dropped is put back long after the decision.
+        (
+            [
+                *[("Replaces", 2, "PEP 1", 2), ("Replaces", 2, None, 3), ("Status", 2, "Final", 4)],
+                *[("Status", 1, "Superseded", 9), ("Superseded-By", 1, "PEP 2", 9), ("Replaces", 2, "PEP 1", 9)],
+            ],
+            4,
+        ),
+        # One document takes over what another said, which was in force beside it until then.
+        ([("Status", 2, "Active", 2), ("Status", 1, "Superseded", 6), ("Superseded-By", 1, "PEP 2", 6)], 6),
+        # The old one is given up before the new one is decided.
+        ([("Status", 2, "Draft", 2), ("Replaces", 2, "PEP 1", 2), ("Status", 1, "Withdrawn", 3)], 3),
+    ],
+)
+def test_a_supersession_takes_effect_with_the_decision(
+    events: list[tuple[str, int, str | None, int]], day: int
+) -> None:
+    """L8: the old one stays in force as of every day before the new one was adopted, or itself given up."""
+    made = [event(number, name, value, day=at) for name, number, value, at in events]
+    (claim,) = pep.build({}, [event(1, "Status", "Final", day=1), *made]).supersessions
+    assert (claim.old, claim.new, claim.followed) == ("pep/1", "pep/2", True)
+    assert claim.since == T0 + timedelta(days=day)
 
 
 def test_a_claim_that_was_taken_back_or_names_nobody_is_not_followed() -> None:
