@@ -37,7 +37,6 @@ class Document:
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 _ATX = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _UNDERLINE = re.compile(r"([=\-~^\"'`+*#:.])\1{2,}[ \t]*$")
-_COMMENT = re.compile(r"<!--(?:[^-]|-(?!->)){0,4000}-->")
 _HEADER = re.compile(
     r"(?:[-*][ \t]+)?(?:\*\*)?([^\W\d_][\w /\-]{0,40}?)(?:\*\*)?[ \t]*:(?:\*\*)?(?:[ \t]+(.*)|[ \t]*)$"
 )
@@ -61,7 +60,7 @@ def parse(text: str) -> Document:
     headers, rest = _front_matter(text)
     if not headers:
         headers, rest = _header_block(text)
-    lines = _COMMENT.sub("", rest).split("\n")
+    lines = _without_comments(rest).split("\n")
     sections: list[Section] = []
     preamble: list[str] = []
     body = preamble
@@ -90,6 +89,17 @@ def parse(text: str) -> Document:
         index += used
     close()
     return Document(headers, "\n".join(preamble).strip(), tuple(sections))
+
+
+def _without_comments(text: str) -> str:
+    """The text without the comments of HTML, which templates are full of; one that never ends is text."""
+    parts: list[str] = []
+    position = 0
+    while (start := text.find("<!--", position)) >= 0 and (end := text.find("-->", start + 4)) >= 0:
+        parts.append(text[position:start])
+        position = end + 3
+    parts.append(text[position:])
+    return "".join(parts)
 
 
 def _heading(lines: list[str], index: int, underlines: list[str]) -> tuple[int, str, int] | None:

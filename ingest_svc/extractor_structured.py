@@ -8,6 +8,7 @@ one document alone cannot know whether its successor is a draft or says otherwis
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -32,13 +33,17 @@ _EXTRACTOR_OF = {
     SourceKind.PULL_REQUEST: PULL_REQUEST_EXTRACTOR,
 }
 _MOST_RELATIONS = 100
+_MOST_CANDIDATES = 50
+_LONG_CHARS = 50_000
 
 
 class StructuredExtractor:
     """Reads what has a known structure; everything else is nothing to it."""
 
     async def extract(self, clean: CleanObservation) -> Extraction:
-        """Read one observation."""
+        """Read one observation; a long one in a thread, so that other calls go on."""
+        if len(clean.observation.text) > _LONG_CHARS:
+            return await asyncio.to_thread(read, clean)
         return read(clean)
 
 
@@ -61,6 +66,13 @@ def read(clean: CleanObservation) -> Extraction:
         candidates = read_trailers(clean)
     if not candidates:
         return NothingToRemember(extractor=extractor, reason="no structured decision in it")
+    if len(candidates) > _MOST_CANDIDATES:
+        return ExtractionFailed(
+            extractor=extractor,
+            reason="TOO_MANY_DECISIONS",
+            detail=f"it states {len(candidates)} decisions; the limit of one observation is {_MOST_CANDIDATES}",
+            retryable=False,
+        )
     if observation.attributes.get("identity_key") and kind in {SourceKind.ADR, SourceKind.PEP}:
         candidates = tuple(replace(candidate, relations=()) for candidate in candidates)
     return Extracted(extractor=extractor, candidates=candidates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -512,3 +513,46 @@ def test_any_structure_is_read_without_an_error(pieces: list[str]) -> None:
     """G3: nor does text made of nothing but structure."""
     for kind in (SourceKind.ADR, SourceKind.PEP, SourceKind.PULL_REQUEST, SourceKind.COMMIT):
         read(observe("".join(pieces), kind))
+
+
+def test_one_observation_states_a_bounded_number_of_decisions() -> None:
+    """S4: more decisions than one observation may state are refused as a whole, with the limit; nothing is cut."""
+    result = read(observe("x\n\n" + "Decision: a\n" * 51, SourceKind.COMMIT))
+    assert isinstance(result, ExtractionFailed)
+    assert "50" in result.detail
+
+
+def test_comments_of_a_template_are_left_out() -> None:
+    """A comment is not content; one that never ends is text."""
+    found = only(observe("# T\n\n## Decision\n\nWe <!-- say\nwhat --> do it. <!-- and\n"))
+    assert found.content.summary == "We  do it. <!-- and".replace("  ", " ")
+
+
+LONG = {
+    "comments": "<!--" * 100_000,
+    "headings": "# a\n" * 60_000,
+    "underlines": "a\n===\n" * 40_000,
+    "bullets": "- a\n" * 80_000,
+    "links": "([a](0001-" * 40_000,
+    "trailers": "Decision: a\n" * 20_000,
+    "fields": "Status: accepted\n" * 20_000,
+    "line": "x" * 400_000,
+    "slashes": "a/" * 200_000,
+    "fences": "```\n" * 80_000,
+    "status": "# T\n\n## Status\n\n" + "superseded by 0001-a.md " * 15_000,
+    "sentences": "# T\n\n## Decision\n\n" + "Instead of A. " * 25_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("kind", [SourceKind.ADR, SourceKind.PEP, SourceKind.COMMIT, SourceKind.PULL_REQUEST])
+def test_long_documents_are_read_in_linear_time(name: str, kind: SourceKind) -> None:
+    """S3: no document makes a reader's cost explode; twice the text costs about twice the time."""
+    text = LONG[name]
+    times = []
+    for part in (text[: len(text) // 2], text):
+        started = time.process_time()
+        read(observe(part, kind))
+        times.append(time.process_time() - started)
+    assert times[1] < 3.5 * times[0] + 0.5
