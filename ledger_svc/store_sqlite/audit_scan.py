@@ -45,11 +45,11 @@ def scan(connection: sqlite3.Connection, project_id: str, verifier: ChainVerifie
     problems: list[ChainProblem] = []
     for sequence, body in run("SELECT sequence, body FROM audit WHERE project_id = ? ORDER BY sequence", own):
         problems += check_entry(project_id, sequence, body, verifier)
-    body, position, sequence, entry_hash = run(
-        "SELECT body, position, audit_sequence, audit_hash FROM projects WHERE project_id = ?", own
-    ).fetchone()
-    last = run("SELECT coalesce(max(position), 0) FROM commits WHERE project_id = ?", own).fetchone()[0]
-    problems += check_project(project_id, body, position, AuditTip(sequence, entry_hash), last, verifier)
+    found = run("SELECT body, position, audit_sequence, audit_hash FROM projects WHERE project_id = ?", own).fetchone()
+    if found is not None:
+        body, position, sequence, entry_hash = found
+        last = run("SELECT coalesce(max(position), 0) FROM commits WHERE project_id = ?", own).fetchone()[0]
+        problems += check_project(project_id, body, position, AuditTip(sequence, entry_hash), last, verifier)
     for layout in LAYOUTS:
         for row in run(_statement(layout), own):
             problems += check_record(layout, row, project_id, verifier)

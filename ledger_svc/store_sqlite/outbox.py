@@ -31,7 +31,8 @@ class Outbox:
         moment = to_micros(now)
         self._bury_spent(moment, most_attempts)
         found = self._db.execute(
-            f"SELECT {_COLUMNS} FROM outbox AS o "
+            # In order of id: what is passed over is only what somebody works on, or what rests after a failure.
+            f"SELECT {_COLUMNS} FROM outbox AS o INDEXED BY outbox_live "
             "WHERE o.dead = 0 AND o.available_at <= ?1 AND NOT EXISTS ("
             "SELECT 1 FROM outbox AS busy INDEXED BY outbox_leased_head WHERE busy.family_id = o.family_id "
             "AND busy.branch = o.branch AND busy.leased_until > 0 AND busy.leased_until > ?1) "
@@ -156,7 +157,9 @@ class OutboxReader:
         else:
             pending = one("SELECT count(*) FROM outbox INDEXED BY outbox_due WHERE dead = 0").fetchone()[0]
             dead = one("SELECT count(*) FROM outbox INDEXED BY outbox_dead WHERE dead = 1").fetchone()[0]
-            leased = one("SELECT count(*) FROM outbox WHERE leased_until > 0 AND leased_until > ?", (moment,)).fetchone()[0]
+            leased = one(
+                "SELECT count(*) FROM outbox WHERE leased_until > 0 AND leased_until > ?", (moment,)
+            ).fetchone()[0]
             oldest_row = one("SELECT recorded_at FROM outbox WHERE dead = 0 ORDER BY id LIMIT 1").fetchone()
             oldest = oldest_row[0] if oldest_row else None
             newest = one("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'").fetchone()

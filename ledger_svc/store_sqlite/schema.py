@@ -217,6 +217,7 @@ CREATE TABLE outbox (
     last_error TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX outbox_due ON outbox (available_at, id) WHERE dead = 0;
+CREATE INDEX outbox_live ON outbox (id, available_at) WHERE dead = 0;
 CREATE INDEX outbox_leased ON outbox (leased_until) WHERE leased_until > 0;
 CREATE INDEX outbox_leased_head ON outbox (family_id, branch, leased_until) WHERE leased_until > 0;
 CREATE INDEX outbox_by_position ON outbox (project_id, position);
