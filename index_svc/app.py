@@ -11,6 +11,7 @@ from decisionssearch.index.v1 import index_service_pb2_grpc
 
 from index_svc.embedder import Embedder
 from index_svc.embedder_openai import OpenAIEmbedder, OpenAIEmbedderOptions
+from index_svc.embedder_remembering import RememberingEmbedder
 from index_svc.follower import Follower, FollowerTiming
 from index_svc.generations import Generations, StateFolder
 from index_svc.ledger_client import GrpcLedgerClient, LedgerClient
@@ -22,7 +23,7 @@ from index_svc.settings import IndexSettings
 from index_svc.state_sqlite import SqliteState
 from index_svc.vectors import VectorStore
 from index_svc.vectors_edge import EdgeVectorStore
-from index_svc.verify import Verifier
+from index_svc.verify import RestoreGuard, Verifier
 from service_kit.boundary import Boundary
 from service_kit.clients import connect
 from service_kit.clock import Clock, SystemClock
@@ -73,7 +74,7 @@ async def create_app(
     """
     log = get_logger("index")
     now = clock or SystemClock()
-    made = embedder if embedder is not None else make_embedder(settings)
+    made = RememberingEmbedder(embedder if embedder is not None else make_embedder(settings))
     vectors = store if store is not None else EdgeVectorStore(settings.data_dir)
     states = StateFolder(settings.data_dir / "state", SqliteState)
     projector = Projector(made)
@@ -89,6 +90,11 @@ async def create_app(
                 await made.close()
             raise
         log.warning("another_model", expected=error.metadata.get("expected"), actual=error.metadata.get("actual"))
+    try:
+        # Before the first question, because it starts the worker process, which takes seconds on a busy machine.
+        await generations.live.searcher.prepare()
+    except DomainError as error:
+        log.warning("embedder_not_ready", reason=error.reason)
     rebuilds = Rebuilds(generations, projector, ledger, now, RunLog(settings.data_dir / "rebuilds.json"))
     if wanted:
         # A new or damaged index, or an operator's wish: everything is read from the ledger again.
@@ -124,6 +130,7 @@ async def create_app(
             ("follower", follower.run),
             ("rebuilds", rebuilds.run),
             ("calibration", calibration.run),
+            ("repair", RestoreGuard(follower.status, verifier).run),
         ),
         close=close,
         generations=generations,

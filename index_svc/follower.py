@@ -67,6 +67,8 @@ class FollowerStatus:
     batches: int = 0
     went_back: set[str] = field(default_factory=set)
     """Projects whose ledger position is below what was indexed: a ledger restored from a backup."""
+    wants_repair: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a project went back."""
 
 
 class _LedgerAwayError(Exception):
@@ -163,8 +165,9 @@ class Follower:
             reached = max((t.state.applied_position(project) for t in self._projector.targets), default=0)
             if reached > found.head_position and project not in self.status.went_back:
                 self.status.went_back.add(project)
+                self.status.wants_repair.set()
                 _LOG.error(
-                    "project %s: the index is at %d, the ledger only at %d; verify the index with repair",
+                    "project %s: the index is at %d, the ledger only at %d: it was restored; repairing the index",
                     project,
                     reached,
                     found.head_position,

@@ -53,6 +53,10 @@ class StateFolder:
         """Note that the collection was filled."""
         self._mark(name).touch()
 
+    def mark_incomplete(self, name: str) -> None:
+        """Note that something has to be filled again, so that a crash before that does not go unnoticed."""
+        self._mark(name).unlink(missing_ok=True)
+
     def delete(self, name: str) -> None:
         """Remove the state of a collection; the mark first."""
         self._mark(name).unlink(missing_ok=True)
@@ -139,8 +143,7 @@ class Generations:
 
     async def promote(self, generation: Generation) -> None:
         """Let a filled generation serve; the one before is closed and removed when its last search has ended."""
-        self._states.mark_complete(generation.collection.name)
-        generation.complete = True
+        self.mark_complete(generation)
         if generation is self._live:
             self._filling = None
             return
@@ -151,6 +154,16 @@ class Generations:
         else:
             await self._projector.remove_target(before)
             await self._retire(before)
+
+    def mark_complete(self, generation: Generation) -> None:
+        """Note that everything of the ledger is in a generation."""
+        self._states.mark_complete(generation.collection.name)
+        generation.complete = True
+
+    def mark_incomplete(self, generation: Generation) -> None:
+        """Note that a part of a generation has to be filled again; a crash before that leads to a rebuild."""
+        self._states.mark_incomplete(generation.collection.name)
+        generation.complete = False
 
     async def abandon(self) -> None:
         """Give up the generation that is being filled; the one that serves stays."""

@@ -216,10 +216,11 @@ class Projector:
                     await asyncio.to_thread(target.state.apply, Batch(applied=positions))
 
     async def clear_project(self, generation: Generation, project: str) -> None:
-        """Forget everything of a project, positions included: for a ledger that went back in time."""
+        """Forget everything of a project, positions included: for a ledger that went back in time.
+
+        The generation must be marked incomplete before: a part of a family must not pass for all of it.
+        """
         async with self._writing:
-            # Until it is filled again, a part of a family must not pass for all of it.
-            generation.complete = False
             await generation.collection.delete_project(project)
             await asyncio.to_thread(generation.state.delete_project, project)
             self.changes += 1

@@ -166,6 +166,8 @@ class Rebuilds:
         self._update(replace(run, collection=generation.collection.name, total=await self._expected()))
         try:
             applied, skipped = await self._fill(run.name, generation)
+            with suppress(DomainError):  # an embedder that is away now is asked again by the first question
+                await generation.searcher.prepare()
             await self._generations.promote(generation)
             await self._projector.set_applied(applied)
         except asyncio.CancelledError:

@@ -136,13 +136,16 @@ class Searcher:
         self._state = state
         self._embedder = embedder
         self._generic: dict[str, Vector] = {}
+        self._preparing = asyncio.Lock()
 
     async def prepare(self) -> None:
         """Compute the mean vectors of the generic questions; without them there is no centred score."""
         if len(self._generic) == len(LANGUAGES):
             return
-        for language, texts in generic_questions().items():
-            self._generic[language] = (await self._embedder.embed_queries(texts)).mean(axis=0)
+        async with self._preparing:  # the questions that wait for it do not each do it again
+            for language, texts in generic_questions().items():
+                if language not in self._generic:
+                    self._generic[language] = (await self._embedder.embed_queries(texts)).mean(axis=0)
 
     async def ask(
         self, text: str, *, vector: Vector | None = None, named: StructuralQuery | None = None, with_words: bool = True
@@ -157,8 +160,9 @@ class Searcher:
                 vector = unit_rows(np.asarray(vector, dtype=np.float32)[None, :])[0]
             if with_words and spoken and self._embedder.has_word_vectors:
                 word_vectors = await self._embedder.word_vectors(spoken)
-            # After a start or a swap the generic questions are not there yet; without them the support is too low.
-            await self.prepare()
+            if with_words:
+                # After a start they may not be there yet; without them the support would be too low.
+                await self.prepare()
         except DomainError as error:
             _LOG.warning("the embedder failed: %s", error.reason)
         return Question(

@@ -42,8 +42,8 @@ class IndexSettings(ServiceSettings):
     """Rebuild at the start: the remedy when model, dimensions or recipe changed."""
     worker: str = "index"
     """Name of the follower in the outbox."""
-    batch_size: int = Field(default=128, ge=1, le=500)
-    """Events that the follower claims at once."""
+    batch_size: int = Field(default=48, ge=1, le=500)
+    """Events that the follower claims at once: a batch of new, long texts takes some seconds to embed."""
     lease_seconds: float = Field(default=30.0, ge=1.0, le=600.0)
     """How long it holds them before it has to renew."""
     claim_wait_seconds: float = Field(default=10.0, ge=0.0, le=30.0)

@@ -7,6 +7,7 @@ index has not caught up with yet is lag, not drift.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +16,19 @@ from enum import StrEnum
 import numpy as np
 
 from index_svc.domain import IndexPoint, PointFilter, mark_shadowed
+from index_svc.follower import FollowerStatus
 from index_svc.generations import Generations
 from index_svc.ledger_client import FamilyProjection, LedgerClient, OutboxStats, ProjectionKey
 from index_svc.projector import FamilyChange, FamilyKey, Generation, Projector, change_of
 from index_svc.rebuild import fill_project
 from index_svc.vectors import CollectionSpec
+from service_kit.errors import DomainError
 
 VECTOR_TOLERANCE = 1e-3
 """How far a component of a stored vector may be from the one that was computed; the engine normalises again."""
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class DriftKind(StrEnum):
@@ -80,10 +86,16 @@ class Verifier:
     async def verify(self, project: str, *, repair: bool) -> AsyncIterator[Progress]:
         """Yield progress and differences, and a summary last."""
         with self._generations.reading() as generation:
-            run = _Run(self._ledger, self._projector, generation, project)
+            run = _Run(self._ledger, self._projector, self._generations, generation, project)
             start = await self._ledger.stats(project)
             checked = 0
-            total = 0
+            applied = generation.state.applied_position(project)
+            went_back = applied > start.head_position
+            total = int(went_back)
+            if went_back:
+                # Without a single point from the future this would still call new commits indexed that are not.
+                detail = f"the index is at {applied}; the ledger is at {start.head_position}"
+                yield Progress(0, (Drift(DriftKind.FROM_THE_FUTURE, "", "", detail),))
             families: set[FamilyKey] = set()
             broken: set[FamilyKey] = set()
             token = ""
@@ -107,16 +119,15 @@ class Verifier:
             total += len(found)
             if found:
                 yield Progress(checked, found)
-            left = len(broken)
-            if repair and broken:
+            left = total
+            if repair and total:
                 async with self._repairing:
-                    left = await run.repair(broken)
-            repaired = total if not left else max(0, total - left)
+                    left = await run.repair(broken, anew=went_back)
             yield Progress(
                 checked,
                 done=True,
                 total_drifts=total,
-                repaired=repaired if repair else 0,
+                repaired=max(0, total - left),
                 position=start.handled_position,
             )
 
@@ -124,9 +135,17 @@ class Verifier:
 class _Run:
     """One verification of one project in one generation."""
 
-    def __init__(self, ledger: LedgerClient, projector: Projector, generation: Generation, project: str) -> None:
+    def __init__(
+        self,
+        ledger: LedgerClient,
+        projector: Projector,
+        generations: Generations,
+        generation: Generation,
+        project: str,
+    ) -> None:
         self._ledger = ledger
         self._projector = projector
+        self._generations = generations
         self._generation = generation
         self._project = project
 
@@ -159,23 +178,26 @@ class _Run:
             found |= {(self._project, p.branch, p.family) for p in points}
         return found - known
 
-    async def repair(self, keys: set[FamilyKey]) -> int:
-        """Project the families again; when that is not enough, the whole project. Return how many stay broken."""
+    async def repair(self, keys: set[FamilyKey], *, anew: bool) -> int:
+        """Project the families again; when that is not enough, the whole project. Return how many drifts are left."""
         wanted = sorted(keys)
-        projections = await self._ledger.projections(self._project, [ProjectionKey(k[2], k[1]) for k in wanted])
-        # A family that cannot be written at all is counted below, not raised here.
-        with suppress(ValueError):
-            prepared = await self._projector.prepare(projections, whole=True)
-            await self._projector.write(prepared)
-        left = await self.confirmed(wanted)
-        if left:
+        left: dict[FamilyKey, list[Drift]] = {}
+        if not anew:
+            projections = await self._ledger.projections(self._project, [ProjectionKey(k[2], k[1]) for k in wanted])
+            # A family that cannot be written at all is counted below, not raised here.
+            with suppress(ValueError):
+                prepared = await self._projector.prepare(projections, whole=True)
+                await self._projector.write(prepared)
+            left = await self.confirmed(wanted)
+        if left or anew:
             # Positions from the future refuse every write: only forgetting them helps.
+            self._generations.mark_incomplete(self._generation)
             await self._projector.clear_project(self._generation, self._project)
             applied, _ = await fill_project(self._ledger, self._projector, self._generation, self._project)
-            self._generation.complete = True
+            self._generations.mark_complete(self._generation)
             await self._projector.set_applied({self._project: applied})
             left = await self.confirmed(wanted)
-        return len(left)
+        return sum(len(drifts) for drifts in left.values())
 
     async def _compare(self, change: FamilyChange, stats: OutboxStats) -> list[Drift]:
         newest_first = sorted(change.points, key=lambda p: (p.recorded_from, p.revision), reverse=True)
@@ -256,3 +278,40 @@ class _Run:
             wrong_vectors=frozenset(wrong),
             state=frozenset((s.point_id, s.role, s.text_hash, s.content_hash) for s in known),
         )
+
+
+class RestoreGuard:
+    """Repairs the projects whose ledger was restored to an earlier state (I5), as soon as the follower notices.
+
+    Points from its lost future refuse what the ledger commits now at the same positions, so waiting for an operator
+    would leave new knowledge out.
+    """
+
+    def __init__(self, follower: FollowerStatus, verifier: Verifier) -> None:
+        self._follower = follower
+        self._verifier = verifier
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Repair until ``stop`` is set."""
+        while not stop.is_set():
+            waits = [asyncio.ensure_future(e.wait()) for e in (self._follower.wants_repair, stop)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            self._follower.wants_repair.clear()
+            for project in sorted(self._follower.went_back):
+                if stop.is_set():
+                    return
+                await self._repair(project)
+
+    async def _repair(self, project: str) -> None:
+        try:
+            async for progress in self._verifier.verify(project, repair=True):
+                if progress.done:
+                    _LOG.warning("repaired %d of %d in %s", progress.repaired, progress.total_drifts, project)
+        except DomainError as error:
+            # The status keeps saying so, and the next batch of the project asks again.
+            _LOG.warning("could not repair %s (%s)", project, error.reason)
+        else:
+            self._follower.went_back.discard(project)

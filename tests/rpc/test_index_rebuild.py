@@ -65,6 +65,7 @@ def _publish_while_listing(world: World, rows: Sequence[Row]) -> Callable[[objec
 async def test_the_same_request_gives_the_same_run_also_after_a_restart(tmp_path: Path) -> None:
     """I4, L7: a repeated request makes no second rebuild; a second one at the same time is refused with the name."""
     async with index_world(tmp_path) as world:
+        world.ledger.create_project()
         await world.settled()
         first = await world.rebuild("same")
     async with index_world(tmp_path, ledger=None) as world:
@@ -234,16 +235,39 @@ async def test_points_from_the_future_of_a_restored_ledger_are_found_and_removed
         family = kept.name.rpartition("/revisions/")[0]
         world.ledger.publish(content("Words from the future"), family=family)
         world.ledger.publish(content("Rule from the future"))
-        await world.settled()
+        await until(lambda: _applied(world, 3))
         world.ledger.restore(backup)
-        assert "FROM_THE_FUTURE" in await world.drifts()
+        assert set(await world.drifts()) == {"FROM_THE_FUTURE"}
         await world.verify(repair=True)
         assert await world.drifts() == []
         assert [p.revision for p in (await world.points()).values()] == [kept.name]
         world.ledger.publish(content("Another future"), family=family)
-        await world.settled()
+        await until(lambda: _applied(world, 2))
         assert len(await world.points()) == 2
         assert await world.drifts() == []
+
+
+async def test_a_follower_that_meets_a_restored_ledger_repairs_by_itself(tmp_path: Path) -> None:
+    """I5: the first commit after a restore shows that the ledger went back; the index mends itself and catches up."""
+    async with index_world(tmp_path) as world:
+        kept = world.ledger.publish(content("Kept rule"))
+        await world.settled()
+        backup = copy.deepcopy(world.ledger.projects)
+        family = kept.name.rpartition("/revisions/")[0]
+        for i in range(5):
+            world.ledger.publish(content(f"Words {i} from the future"), family=family)
+        await until(lambda: _applied(world, 6))
+        world.ledger.restore(backup)
+        new = world.ledger.publish(content("Another future"), family=family)
+        await until(lambda: _applied(world, 2))
+        assert {p.revision for p in (await world.points()).values()} == {kept.name, new.name}
+        assert await world.drifts() == []
+        assert not (await world.status()).degraded
+
+
+async def _applied(world: World, position: int) -> bool:
+    status = await world.status()
+    return status.applied_position == status.ledger_position == position
 
 
 async def _serving(world: World) -> bool:
