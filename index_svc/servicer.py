@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from index_svc.domain import moment
 from index_svc.ledger_client import LedgerClient
+from index_svc.projects import Projects
 from index_svc.rebuild import Run
 from index_svc.recipe import MemoryText, embedding_text
 from index_svc.search import Failure, Way
@@ -51,6 +52,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
     def __init__(self, service: IndexService, ledger: LedgerClient) -> None:
         self._service = service
         self._ledger = ledger
+        self._projects = Projects(ledger)
 
     async def SearchCandidates(  # noqa: N802 - gRPC's name
         self, request: index_service_pb2.SearchCandidatesRequest, context: Context
@@ -58,6 +60,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         """Find candidates for a question."""
         del context
         search = _search_of(request)
+        await self._projects.enter(current_principal(), search.project, Role.READER)
         answer = await self._service.search(search)
         return index_service_pb2.SearchCandidatesResponse(
             candidates=[_candidate(c) for c in answer.candidates],
@@ -84,6 +87,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         limit = checks.page_size(request.limit, field="limit", default=3, at_most=20)
         category = checks.optional_enum("category", request.category, ledger_pb2.Category)
         checks.raise_if_any()
+        await self._projects.enter(current_principal(), project or "", Role.READER)
         answer = await self._service.similar(
             project or "",
             branch or "",
@@ -118,6 +122,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         checks = FieldChecks()
         project = _project(checks, request.project)
         checks.raise_if_any()
+        await self._projects.enter(current_principal(), project or "", Role.READER)
         status = await self._service.status(project or "")
         lag = Duration()
         lag.FromTimedelta(status.lag)
@@ -143,10 +148,11 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         """Start a rebuild."""
         del context
         checks = FieldChecks()
-        _project(checks, request.project, Role.ADMIN)
+        project = _project(checks, request.project, Role.ADMIN)
         if checks.required("request_id", request.request_id):
             checks.length("request_id", request.request_id, at_most=MAX_REQUEST_ID_CHARS)
         checks.raise_if_any()
+        await self._projects.enter(current_principal(), project or "", Role.ADMIN)
         run = self._service.rebuild(request.request_id, current_principal().id)
         return index_service_pb2.RebuildIndexResponse(rebuild=_rebuild(run))
 
@@ -156,10 +162,11 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         """Return the progress of a rebuild."""
         del context
         checks = FieldChecks()
-        _project(checks, request.project, Role.ADMIN)
+        project = _project(checks, request.project, Role.ADMIN)
         if checks.required("name", request.name) and checks.length("name", request.name, at_most=MAX_RUN_NAME_CHARS):
             checks.must(request.name.startswith("rebuilds/"), "name", "must be a name like rebuilds/{id}")
         checks.raise_if_any()
+        await self._projects.enter(current_principal(), project or "", Role.ADMIN)
         return index_service_pb2.GetRebuildResponse(rebuild=_rebuild(self._service.get_rebuild(request.name)))
 
     async def VerifyIndex(  # noqa: N802 - gRPC's name
@@ -170,6 +177,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         checks = FieldChecks()
         project = _project(checks, request.project, Role.ADMIN) or ""
         checks.raise_if_any()
+        await self._projects.enter(current_principal(), project, Role.ADMIN)
         async for progress in self._service.verify(project, repair=request.repair):
             response = index_service_pb2.VerifyIndexResponse(
                 checked=progress.checked,

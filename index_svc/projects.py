@@ -1,0 +1,50 @@
+"""Which projects there are: asked of the ledger, for an index has nothing to say about one that does not exist."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from index_svc.ledger_client import LedgerClient
+from service_kit.errors import DomainError, Reason, not_found, permission_denied
+from service_kit.names import project_name
+from service_kit.principals import ALL_PROJECTS, Principal, Role, require
+
+_ASKING_SECONDS: Final = 5.0
+_LOG = logging.getLogger(__name__)
+
+
+class Projects:
+    """Lets callers into projects."""
+
+    def __init__(self, ledger: LedgerClient) -> None:
+        self._ledger = ledger
+        self._known: set[str] = set()
+
+    async def enter(self, caller: Principal, project: str, role: Role) -> None:
+        """Let a caller into a project (its id).
+
+        Raises:
+            DomainError: PERMISSION_DENIED without the role; and for a project that does not exist, unless the caller
+                administers all projects and may know: then NOT_FOUND.
+        """
+        require(caller, project, role)
+        if project in self._known or await self._exists(project):
+            return
+        if caller.can(ALL_PROJECTS, Role.ADMIN):
+            raise not_found(project_name(project))
+        raise permission_denied(project, role.value)
+
+    async def _exists(self, project: str) -> bool:
+        try:
+            async with asyncio.timeout(_ASKING_SECONDS):
+                await self._ledger.stats(project)
+        except (DomainError, TimeoutError) as error:
+            if isinstance(error, DomainError) and error.reason is Reason.NOT_FOUND:
+                return False
+            # The ledger is away: an answer with applied_position 0 says enough.
+            _LOG.info("could not ask the ledger about %s", project)
+            return True
+        self._known.add(project)  # A project never goes away.
+        return True
