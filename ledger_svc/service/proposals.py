@@ -116,7 +116,7 @@ class ProposalService:
         self, caller: Caller, project_id: str, items: Sequence[tuple[Request, str, str, str]]
     ) -> list[tuple[ProposalView, Approval] | Exception]:
         """Say yes: request, proposal id, preview hash, comment; each by itself."""
-        subject = names.proposal_name(project_id, items[0][1])
+        subject = names.proposal_name(project_id, items[0][1]) if items else ""
         await self._enter(caller, project_id, Role.REVIEWER, AuditAction.APPROVE, subject)
         commands = [_Approve(self._ledger, *item) for item in items]
         outcomes = await self._ledger.store.decide(commands)
@@ -148,7 +148,7 @@ class ProposalService:
         self, caller: Caller, project_id: str, items: Sequence[tuple[Request, str, str]], *, brief: bool
     ) -> list[Applied | Exception]:
         """Commit: request, proposal id, expected preview hash or empty; each by itself and in order."""
-        subject = names.proposal_name(project_id, items[0][1])
+        subject = names.proposal_name(project_id, items[0][1]) if items else ""
         await self._enter(caller, project_id, Role.PROPOSER, AuditAction.APPLY, subject)
         outcomes = await self._ledger.store.decide([_Apply(self._ledger, *item) for item in items])
         if brief:

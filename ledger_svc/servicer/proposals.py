@@ -150,8 +150,6 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
                 items.append((index, self._approval(FieldChecks(f"requests[{index}]."), item, project_id)[1]))
             except Exception as error:  # noqa: BLE001 - failed_item raises what is a bug
                 results[index].error.CopyFrom(failed_item(error))
-        if not items:
-            return pb.BatchApproveProposalsResponse(results=results)
         made = await self._service.approve(current_principal(), project_id, [item for _, item in items])
         for (index, _), answer in zip(items, made, strict=True):
             if isinstance(answer, Exception):
@@ -246,8 +244,6 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
                 items.append((index, self._application(FieldChecks(f"requests[{index}]."), item, project_id)[1]))
             except Exception as error:  # noqa: BLE001 - failed_item raises what is a bug
                 results[index].error.CopyFrom(failed_item(error))
-        if not items:
-            return pb.BatchApplyProposalsResponse(results=results)
         made = await self._service.apply(
             current_principal(), project_id, [item for _, item in items], brief=request.brief
         )
