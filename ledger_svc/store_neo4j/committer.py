@@ -144,9 +144,10 @@ class Committer:
             # Hashing takes a while; in a thread, other calls go on meanwhile.
             step = await asyncio.to_thread(_advance, steps)
             if isinstance(step, Load):
+                await persister.flush()
                 await loader.load(working, step.query)
             elif isinstance(step, Persist):
-                await persister.persist(step.changes)
+                persister.persist(step.changes)
             else:
                 version = await persister.finish()
                 position = working.state.position if working.state else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from neo4j import AsyncDriver, AsyncGraphDatabase, AsyncManagedTransaction, AsyncSession, unit_of_work
+from neo4j import AsyncDriver, AsyncGraphDatabase, AsyncManagedTransaction, AsyncSession, ResultSummary, unit_of_work
 from neo4j.exceptions import (
     AuthError,
     DriverError,
@@ -50,13 +51,17 @@ class Neo4jConnection:
 class Transaction:
     """One transaction: runs statements, and gives back rows as lists."""
 
-    def __init__(self, transaction: AsyncManagedTransaction) -> None:
+    def __init__(self, transaction: AsyncManagedTransaction, *, strict: bool = False) -> None:
         self._tx = transaction
+        self._strict = strict
 
     async def run(self, query: str, /, **parameters: Any) -> list[list[Any]]:
         """Run one statement of ``queries`` and return all of its rows."""
         result = await self._tx.run(query, parameters)
-        return await result.values()
+        rows = await result.values()
+        if self._strict:
+            _warn(await result.consume())
+        return rows
 
     async def one(self, query: str, /, **parameters: Any) -> list[Any] | None:
         """Return the first row, None when there is none."""
@@ -68,15 +73,22 @@ class Transaction:
         return await self._tx.run(query, parameters)
 
 
+def _warn(summary: ResultSummary) -> None:
+    """Warn of what the server says about a statement: a name that it has never seen, a plan that will be slow.
+
+    The driver could do it, and would look through the call stack for each statement.
+    """
+    for status in summary.gql_status_objects:
+        if status.is_notification:
+            warnings.warn(f"{status.status_description}: {summary.query}", RuntimeWarning, stacklevel=2)
+
+
 class Database:
     """The driver, with its bookmarks: each session begins after everything that this process has seen or done."""
 
     def __init__(self, connection: Neo4jConnection) -> None:
         self._log = get_logger("store")
         self._connection = connection
-        severity: Any = (
-            {"warn_notification_severity": "WARNING"} if connection.warnings else {"notifications_min_severity": "OFF"}
-        )
         self._driver: AsyncDriver = AsyncGraphDatabase.driver(
             connection.uri,
             auth=(connection.user, connection.password),
@@ -87,7 +99,7 @@ class Database:
             initial_retry_delay=_FIRST_PAUSE_SECONDS,
             keep_alive=True,
             user_agent="decisionssearch",
-            **severity,
+            notifications_min_severity="WARNING" if connection.warnings else "OFF",
         )
         self._bookmarks = AsyncGraphDatabase.bookmark_manager()
         # A follower may not have yet what another process was told is stored, so in a cluster reads go to the leader.
@@ -135,7 +147,7 @@ class Database:
     ) -> Callable[[AsyncManagedTransaction], Awaitable[T]]:
         @unit_of_work(timeout=self._connection.transaction_seconds)
         async def work(transaction: AsyncManagedTransaction) -> T:
-            return await function(Transaction(transaction))
+            return await function(Transaction(transaction, strict=self._connection.warnings))
 
         return work
 

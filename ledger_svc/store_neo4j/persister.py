@@ -59,39 +59,20 @@ class _Rows:
     observations: list[Properties] = field(default_factory=list)
     admissions: list[Properties] = field(default_factory=list)
     signals: list[Properties] = field(default_factory=list)
+    projects: list[Properties] = field(default_factory=list)
 
-    def statements(self) -> list[tuple[str, Sequence[Properties]]]:
-        """Return what to run, with the rows of each."""
-        listed: list[tuple[str, Iterable[Properties]]] = [
-            (q.ADD_POLICIES, self.policies),
-            (q.ADD_FAMILIES, self.families),
-            (q.ADD_IDENTITY_KEYS, self.identity_keys),
-            (q.ADD_EVIDENCE, self.evidence),
-            (q.ADD_VERIFICATIONS, self.verifications),
-            (q.ADD_REVISIONS, self.revisions),
-            (q.ADD_PARENTS, self.parents),
-            (q.ADD_CITATIONS, self.citations),
-            (q.ADD_ROWS, self.rows_opened),
-            (q.CLOSE_ROWS, self.rows_closed),
-            (q.PUT_HEADS, self.heads.values()),
-            (q.ADD_FLAGS, self.flags_raised),
-            (q.CLEAR_FLAGS, self.flags_cleared),
-            *((q.ADD_RELATIONS[kind], rows) for kind, rows in self.relations_opened.items()),
-            *((q.RETIRE_RELATIONS[kind], rows) for kind, rows in self.relations_retired.items()),
-            (q.ADD_PROPOSALS, self.proposals_added),
-            (q.SET_PROPOSALS, self.proposals_changed.values()),
-            (q.ADD_PROPOSAL_FAMILIES, self.proposal_families.values()),
-            (q.ADD_APPROVALS, self.approvals_added),
-            (q.SET_APPROVALS, self.approvals_changed.values()),
-            (q.ADD_COMMITS, self.commits),
-            (q.ADD_AUDIT, self.audit),
-            (q.ADD_EVENTS, self.events),
-            (q.ADD_REPLIES, self.replies),
-            (q.ADD_OBSERVATIONS, self.observations),
-            (q.ADD_ADMISSIONS, self.admissions),
-            (q.ADD_SIGNALS, self.signals),
-        ]
-        return [(query, made) for query, rows in listed if (made := list(rows))]
+    def parts(self) -> dict[str, list[Properties]]:
+        """Return the rows of each part of the statement that writes them."""
+        made = {}
+        for part in q.PERSIST_PARTS:
+            rows = getattr(self, part)
+            made[part] = list(rows.values()) if isinstance(rows, dict) else rows
+        return made
+
+    def relation_statements(self) -> list[tuple[str, list[Properties]]]:
+        """Return what else to run: statements with their rows."""
+        opened = [(q.ADD_RELATIONS[kind], rows) for kind, rows in self.relations_opened.items()]
+        return opened + [(q.RETIRE_RELATIONS[kind], rows) for kind, rows in self.relations_retired.items()]
 
 
 class Persister:
@@ -102,31 +83,50 @@ class Persister:
         self._project_id = project_id
         self._counters = counters
         self._project: Properties = {}
-        """What changes on the project's node, written once at the end."""
+        """What changes on the project's node."""
+        self._waiting: list[Change] = []
 
-    async def persist(self, changes: Sequence[Change]) -> None:
-        """Write changes, in order."""
-        if not self._counters.number:
-            await self._make_project(changes)
-        for part in _parts(changes):
-            rows = await asyncio.to_thread(self._rows, part)
-            for query, values in rows.statements():
-                done = await self._tx.run(query, rows=values)
-                if not done or done[0][0] != len(values):
-                    raise NothingChangedError(query)
+    def persist(self, changes: Sequence[Change]) -> None:
+        """Take changes; they are written by the next :meth:`flush`, or at the end."""
+        self._waiting += changes
+
+    async def flush(self) -> None:
+        """Write what waits, so that a read sees it."""
+        await self._write(ending=False)
 
     async def finish(self) -> int:
-        """Write what changed on the project itself; return its version."""
-        if self._project:
-            self._counters.version += 1
-            row = {
-                **self._project,
-                "project_id": self._project_id,
-                "seq": self._counters.sequence,
-                "version": self._counters.version,
-            }
-            await self._tx.run(q.SET_PROJECT, rows=[row])
+        """Write everything, the project itself included; return its version."""
+        await self._write(ending=True)
         return self._counters.version
+
+    async def _write(self, *, ending: bool) -> None:
+        changes, self._waiting = self._waiting, []
+        if changes and not self._counters.number:
+            await self._make_project(changes)
+        parts = list(_parts(changes)) or [[]]
+        for part in parts:
+            rows = await asyncio.to_thread(self._rows, part)
+            if ending and part is parts[-1] and self._project:
+                self._counters.version += 1
+                rows.projects.append(self._project_row())
+            await self._run(rows)
+
+    async def _run(self, rows: _Rows) -> None:
+        parts = rows.parts()
+        if any(parts.values()):
+            counts = await self._tx.one(q.PERSIST, parts=parts)
+            for (part, made), count in zip(parts.items(), counts or (), strict=True):
+                if count != len(made):
+                    raise NothingChangedError(part)
+        for query, made in rows.relation_statements():
+            done = await self._tx.one(query, rows=made)
+            if done is None or done[0] != len(made):
+                raise NothingChangedError(query)
+
+    def _project_row(self) -> Properties:
+        counters = self._counters
+        own = {"project_id": self._project_id, "seq": counters.sequence, "version": counters.version}
+        return {**self._project, **own}
 
     async def _make_project(self, changes: Iterable[Change]) -> None:
         made = next((c.project for c in changes if isinstance(c, ChangeSet) and c.project is not None), None)

@@ -1,11 +1,12 @@
 """Every statement of a request's path, by name. Each finds its nodes by an index: a test asks the planner about all.
 
-``USING INDEX`` pins the plan: the planner's statistics of an empty database would choose otherwise. ``ORDER BY`` names
-all properties of an index, because only then is the index's own order used, and a page reads no more than it returns.
+``USING INDEX SEEK`` pins the plan: by the statistics of a young database the planner would choose otherwise. ``ORDER BY``
+names all properties of an index: only then is the index's own order used, and a page reads no more than it returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from ledger_svc import rows as r
@@ -38,7 +39,7 @@ MATCH (p:Project {project_id: $project_id})
 RETURN p.body, p.policy, p.position, p.recorded_at"""
 
 PROJECTS: Final = """\
-MATCH (p:Project) USING INDEX p:Project(project_id) WHERE p.project_id > $after
+MATCH (p:Project) USING INDEX SEEK p:Project(project_id) WHERE p.project_id > $after
 RETURN p.body, p.policy, p.position, p.recorded_at ORDER BY p.project_id LIMIT $limit"""
 
 PROJECTS_NAMED: Final = """\
@@ -53,7 +54,7 @@ POSITION: Final = "MATCH (p:Project {project_id: $project_id}) RETURN p.position
 POSITIONS: Final = "UNWIND $ids AS id MATCH (p:Project {project_id: id}) RETURN p.project_id, p.position"
 
 KNOWN_POSITION: Final = """\
-MATCH (c:Commit) USING INDEX c:Commit(project_id, recorded_at)
+MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, recorded_at)
 WHERE c.project_id = $project_id AND c.recorded_at <= $known
 RETURN c.position ORDER BY c.project_id DESC, c.recorded_at DESC LIMIT 1"""
 
@@ -72,7 +73,7 @@ MATCH (k:IdentityKey {project_id: $project_id, identity_key: key})
 RETURN k.identity_key, k.family_id"""
 
 _FAMILIES: Final = """\
-MATCH (f:Family) USING INDEX f:Family(project_id, {0}page)
+MATCH (f:Family) USING INDEX SEEK f:Family(project_id, {0}page)
 WHERE f.project_id = $project_id {1}AND f.page > $after
 RETURN f.body ORDER BY f.project_id, {2}f.page LIMIT $limit"""
 
@@ -86,11 +87,11 @@ MATCH (v:Revision {revision_id: id}) WHERE v.project_id = $project_id
 RETURN v.body, v.content"""
 
 HISTORY: Final = f"""\
-MATCH (v:Revision) USING INDEX v:Revision(head, number)
+MATCH (v:Revision) USING INDEX SEEK v:Revision(head, number)
 WHERE v.head = $head AND v.number < $before AND v.recorded_at <= $known
 WITH v ORDER BY v.head DESC, v.number DESC LIMIT $limit
 CALL (v) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(revision_id)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(revision_id)
     WHERE t.revision_id = v.revision_id AND t.recorded_from <= $known
     WITH t ORDER BY t.opened_position, t.valid_from
     RETURN collect({_ROW}) AS rows
@@ -101,7 +102,7 @@ EVIDENCE: Final = """\
 UNWIND $ids AS id
 MATCH (e:Evidence {evidence_id: id})
 CALL (e) {
-    MATCH (c:Verification) USING INDEX c:Verification(evidence_id, number)
+    MATCH (c:Verification) USING INDEX SEEK c:Verification(evidence_id, number)
     WHERE c.evidence_id = e.evidence_id AND c.number > 0
     WITH c ORDER BY c.evidence_id, c.number
     RETURN collect(c.body) AS checks
@@ -117,13 +118,13 @@ RETURN e.evidence_id"""
 
 _ROWS_NOW: Final = f"""\
 CALL (h) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, closed_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
     WHERE t.head = h.head AND t.closed_position = 0 AND t.valid_from <= $valid
     WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 1
     RETURN collect({_ROW}) AS first
 }}
 CALL (h) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, closed_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
     WHERE t.head = h.head AND t.closed_position = 0 AND t.valid_from > $valid
     WITH t ORDER BY t.head, t.closed_position, t.valid_from
     RETURN collect({_ROW}) AS later
@@ -131,13 +132,13 @@ CALL (h) {{
 
 _ROWS_KNOWN: Final = f"""\
 CALL (h) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, valid_from)
     WHERE t.head = h.head AND t.valid_from <= $valid AND t.recorded_from <= $known AND t.recorded_to > $known
     WITH t ORDER BY t.head DESC, t.valid_from DESC LIMIT 1
     RETURN collect({_ROW}) AS first
 }}
 CALL (h) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, valid_from)
     WHERE t.head = h.head AND t.valid_from > $valid AND t.recorded_from <= $known AND t.recorded_to > $known
     WITH t ORDER BY t.head, t.valid_from
     RETURN collect({_ROW}) AS later
@@ -145,7 +146,7 @@ CALL (h) {{
 
 _FLAGS_NOW: Final = f"""\
 CALL (h) {{
-    MATCH (g:ReviewFlag) USING INDEX g:ReviewFlag(head, cleared_position)
+    MATCH (g:ReviewFlag) USING INDEX SEEK g:ReviewFlag(head, cleared_position)
     WHERE g.head = h.head AND g.cleared_position = 0
     WITH g ORDER BY g.position, g.cause_family_id
     RETURN collect({_FLAG}) AS flags
@@ -153,7 +154,7 @@ CALL (h) {{
 
 _FLAGS_EVER: Final = f"""\
 CALL (h) {{
-    MATCH (g:ReviewFlag) USING INDEX g:ReviewFlag(head, cleared_position)
+    MATCH (g:ReviewFlag) USING INDEX SEEK g:ReviewFlag(head, cleared_position)
     WHERE g.head = h.head AND g.cleared_position >= 0
     WITH g ORDER BY g.position, g.cause_family_id
     RETURN collect({_FLAG}) AS flags
@@ -162,11 +163,11 @@ CALL (h) {{
 _RELATIONS: Final = f"""\
 CALL (f) {{
     CALL (f) {{
-        MATCH (l:Relation) USING INDEX l:Relation(source_id, kind)
+        MATCH (l:Relation) USING INDEX SEEK l:Relation(source_id, kind)
         WHERE l.source_id = f.family_id AND l.kind IN $kinds AND l.branch = $branch
         RETURN l
         UNION
-        MATCH (l:Relation) USING INDEX l:Relation(target_id, kind)
+        MATCH (l:Relation) USING INDEX SEEK l:Relation(target_id, kind)
         WHERE l.target_id = f.family_id AND l.kind IN $kinds AND l.branch = $branch
         RETURN l
     }}
@@ -195,13 +196,13 @@ HEADS_KNOWN: Final = _heads(_ROWS_KNOWN, _FLAGS_EVER)
 ROWS_CHANGED: Final = """\
 UNWIND $heads AS head
 CALL (head) {
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, opened_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, opened_position, valid_from)
     WHERE t.head = head AND t.opened_position <= $known AND t.valid_from IS NOT NULL
     WITH t ORDER BY t.head DESC, t.opened_position DESC, t.valid_from DESC LIMIT 1
     RETURN collect(t.opened_position)[0] AS opened
 }
 CALL (head) {
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, closed_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
     WHERE t.head = head AND t.closed_position <= $known AND t.valid_from IS NOT NULL
     WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 1
     RETURN collect(t.closed_position)[0] AS closed
@@ -233,7 +234,7 @@ def _past(index: str, known: str, order: str) -> str:
     return f"""\
 UNWIND $heads AS h
 CALL (h) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow({index})
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow({index})
     WHERE t.head = h.head AND t.valid_from <= h.valid_from AND {known}
     WITH t ORDER BY {order} LIMIT $limit
     MATCH (v:Revision {{revision_id: t.revision_id}})
@@ -255,14 +256,14 @@ PAST_KNOWN: Final = _past(
 )
 
 HEADS_PAGE: Final = """\
-MATCH (h:Head) USING INDEX h:Head(project_id, branch, family_id)
+MATCH (h:Head) USING INDEX SEEK h:Head(project_id, branch, family_id)
 WHERE h.project_id = $project_id AND h.branch = $branch AND h.family_id > $after
 WITH h ORDER BY h.project_id, h.branch, h.family_id LIMIT $limit
 MATCH (f:Family {family_id: h.family_id})
 RETURN f.body ORDER BY f.family_id"""
 
 FLAGGED_PAGE: Final = """\
-MATCH (g:ReviewFlag) USING INDEX g:ReviewFlag(project_id, branch, family_id)
+MATCH (g:ReviewFlag) USING INDEX SEEK g:ReviewFlag(project_id, branch, family_id)
 WHERE g.project_id = $project_id AND g.branch = $branch AND g.family_id > $after
 WITH DISTINCT g.project_id AS project_id, g.branch AS branch, g.family_id AS family_id
 ORDER BY project_id, branch, family_id LIMIT $limit
@@ -286,7 +287,7 @@ RETURN {_RELATION}"""
 
 def _relations_page(owner: str, value: str) -> str:
     return f"""\
-MATCH (l:Relation) USING INDEX l:Relation({owner}, page)
+MATCH (l:Relation) USING INDEX SEEK l:Relation({owner}, page)
 WHERE l.{owner} = ${value} AND l.page > $after AND l.project_id = $project_id
     AND ($retired OR l.retired_position = 0) AND (size($kinds) = 0 OR l.kind IN $kinds)
 RETURN {_RELATION} ORDER BY l.{owner}, l.page LIMIT $limit"""
@@ -299,12 +300,12 @@ RELATIONS_PAGE_IN: Final = _relations_page("target_id", "family_id")
 # --- Changes, projections ---------------------------------------------------------------------------------------------
 
 COMMITS: Final = """\
-MATCH (c:Commit) USING INDEX c:Commit(project_id, position)
+MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, position)
 WHERE c.project_id = $project_id AND c.position > $after
 RETURN c.body ORDER BY c.project_id, c.position LIMIT $limit"""
 
 PROJECTION_KEYS: Final = """\
-MATCH (h:Head) USING INDEX h:Head(project_id, head)
+MATCH (h:Head) USING INDEX SEEK h:Head(project_id, head)
 WHERE h.project_id = $project_id AND h.head > $after
 RETURN h.family_id, h.branch ORDER BY h.project_id, h.head LIMIT $limit"""
 
@@ -313,7 +314,7 @@ UNWIND $keys AS key
 MATCH (f:Family {{family_id: key.family_id}}) WHERE f.project_id = $project_id
 OPTIONAL MATCH (h:Head {{head: key.head}})
 CALL (key) {{
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, closed_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
     WHERE t.head = key.head AND t.closed_position = 0 AND t.valid_from IS NOT NULL
     WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 2
     RETURN collect(t.revision_id) AS last_two
@@ -322,18 +323,18 @@ RETURN key.head, f.body, {_HEAD}, last_two"""
 
 PROJECTION_ALL: Final = """\
 UNWIND $heads AS head
-MATCH (v:Revision) USING INDEX v:Revision(head, number)
+MATCH (v:Revision) USING INDEX SEEK v:Revision(head, number)
 WHERE v.head = head AND v.number > 0
 RETURN v.head, v.revision_id ORDER BY v.head, v.number"""
 
 PROJECTION_SINCE: Final = """\
 UNWIND $keys AS key
 CALL (key) {
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, opened_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, opened_position, valid_from)
     WHERE t.head = key.head AND t.opened_position >= key.since AND t.valid_from IS NOT NULL
     RETURN t.revision_id AS id
     UNION
-    MATCH (t:TimelineRow) USING INDEX t:TimelineRow(head, closed_position, valid_from)
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
     WHERE t.head = key.head AND t.closed_position >= key.since AND t.valid_from IS NOT NULL
     RETURN t.revision_id AS id
 }
@@ -341,14 +342,14 @@ RETURN key.head, id"""
 
 ROWS_OF_REVISIONS: Final = f"""\
 UNWIND $ids AS id
-MATCH (t:TimelineRow) USING INDEX t:TimelineRow(revision_id) WHERE t.revision_id = id
+MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(revision_id) WHERE t.revision_id = id
 RETURN {_ROW}"""
 
 # --- Governance -------------------------------------------------------------------------------------------------------
 
 _APPROVALS: Final = """\
 CALL (p) {
-    MATCH (a:Approval) USING INDEX a:Approval(proposal_id, seq) WHERE a.proposal_id = p.proposal_id AND a.seq > 0
+    MATCH (a:Approval) USING INDEX SEEK a:Approval(proposal_id, seq) WHERE a.proposal_id = p.proposal_id AND a.seq > 0
     WITH a ORDER BY a.proposal_id, a.seq
     RETURN collect([a.body, a.progress]) AS approvals
 }"""
@@ -362,7 +363,7 @@ RETURN p.body, p.status, p.progress, p.seq, approvals"""
 PROPOSALS_PAGE: Final = f"""\
 UNWIND $statuses AS status
 CALL (status) {{
-    MATCH (p:Proposal) USING INDEX p:Proposal(project_id, status, seq)
+    MATCH (p:Proposal) USING INDEX SEEK p:Proposal(project_id, status, seq)
     WHERE p.project_id = $project_id AND p.status = status AND p.seq > $after
     WITH p ORDER BY p.project_id, p.status, p.seq LIMIT $limit
     RETURN p
@@ -372,7 +373,7 @@ WITH p ORDER BY p.seq LIMIT $limit
 RETURN p.body, p.status, p.progress, p.seq, approvals ORDER BY p.seq"""
 
 PROPOSALS_OF_FAMILY: Final = f"""\
-MATCH (i:ProposalFamily) USING INDEX i:ProposalFamily(family_id, seq)
+MATCH (i:ProposalFamily) USING INDEX SEEK i:ProposalFamily(family_id, seq)
 WHERE i.family_id = $family_id AND i.seq > $after
 WITH i ORDER BY i.family_id, i.seq
 MATCH (p:Proposal {{proposal_id: i.proposal_id}}) WHERE p.project_id = $project_id AND p.status IN $statuses
@@ -382,7 +383,7 @@ RETURN p.body, p.status, p.progress, p.seq, approvals ORDER BY p.seq"""
 
 _ADMITTED: Final = """\
 CALL (o) {
-    MATCH (a:Admission) USING INDEX a:Admission(observation_id, number)
+    MATCH (a:Admission) USING INDEX SEEK a:Admission(observation_id, number)
     WHERE a.observation_id = o.observation_id AND a.number > 0
     WITH a ORDER BY a.observation_id DESC, a.number DESC LIMIT 1
     RETURN collect([a.body, a.number])[0] AS admission
@@ -406,7 +407,7 @@ MATCH (o:Observation {project_id: $project_id, source_kind: key[0], locator: key
 RETURN o.body"""
 
 OBSERVATIONS_PAGE: Final = f"""\
-MATCH (o:Observation) USING INDEX o:Observation(project_id, seq)
+MATCH (o:Observation) USING INDEX SEEK o:Observation(project_id, seq)
 WHERE o.project_id = $project_id AND o.seq > $after
 WITH o ORDER BY o.project_id, o.seq LIMIT $limit
 {_ADMITTED}
@@ -415,7 +416,7 @@ RETURN o.body, o.seq, admission ORDER BY o.seq"""
 OBSERVATIONS_OF_OUTCOMES: Final = f"""\
 UNWIND $outcomes AS outcome
 CALL (outcome) {{
-    MATCH (o:Observation) USING INDEX o:Observation(project_id, outcome, seq)
+    MATCH (o:Observation) USING INDEX SEEK o:Observation(project_id, outcome, seq)
     WHERE o.project_id = $project_id AND o.outcome = outcome AND o.seq > $after
     WITH o ORDER BY o.project_id, o.outcome, o.seq LIMIT $limit
     RETURN o
@@ -425,7 +426,7 @@ WITH o ORDER BY o.seq LIMIT $limit
 RETURN o.body, o.seq, admission ORDER BY o.seq"""
 
 AUDIT: Final = """\
-MATCH (a:AuditEntry) USING INDEX a:AuditEntry(project_id, sequence)
+MATCH (a:AuditEntry) USING INDEX SEEK a:AuditEntry(project_id, sequence)
 WHERE a.project_id = $project_id AND a.sequence > $after
 RETURN a.body ORDER BY a.project_id, a.sequence LIMIT $limit"""
 
@@ -455,12 +456,12 @@ RETURN {_RELATION}"""
 
 RELATIONS_ACTIVE_OUT: Final = f"""\
 UNWIND $keys AS key
-MATCH (l:Relation) USING INDEX l:Relation(active_out) WHERE l.active_out = key
+MATCH (l:Relation) USING INDEX SEEK l:Relation(active_out) WHERE l.active_out = key
 RETURN {_RELATION}"""
 
 RELATIONS_ACTIVE_IN: Final = f"""\
 UNWIND $keys AS key
-MATCH (l:Relation) USING INDEX l:Relation(active_in) WHERE l.active_in = key
+MATCH (l:Relation) USING INDEX SEEK l:Relation(active_in) WHERE l.active_in = key
 RETURN {_RELATION}"""
 
 # --- Writes: each takes $rows, maps of properties ---------------------------------------------------------------------
@@ -477,7 +478,7 @@ UNWIND $rows AS row
 MATCH (p:Project {project_id: row.project_id}) SET p += row
 RETURN count(*)"""
 
-ADD_POLICIES: Final = "UNWIND $rows AS row CREATE (y:Policy) SET y = row RETURN count(*)"
+ADD_POLICIES: Final = "UNWIND $rows AS row\nCREATE (y:Policy) SET y = row\nRETURN count(*)"
 
 ADD_FAMILIES: Final = """\
 UNWIND $rows AS row
@@ -593,7 +594,7 @@ RETURN count(*)"""
 
 RETIRE_RELATIONS: Final = {kind: _retire_relations(kind.value) for kind in RelationKind}
 
-ADD_EVIDENCE: Final = "UNWIND $rows AS row CREATE (e:Evidence) SET e = row RETURN count(*)"
+ADD_EVIDENCE: Final = "UNWIND $rows AS row\nCREATE (e:Evidence) SET e = row\nRETURN count(*)"
 
 ADD_VERIFICATIONS: Final = """\
 UNWIND $rows AS row
@@ -602,7 +603,7 @@ CREATE (c:Verification) SET c = row
 CREATE (c)-[:CHECKS]->(e)
 RETURN count(*)"""
 
-ADD_PROPOSALS: Final = "UNWIND $rows AS row CREATE (p:Proposal) SET p = row RETURN count(*)"
+ADD_PROPOSALS: Final = "UNWIND $rows AS row\nCREATE (p:Proposal) SET p = row\nRETURN count(*)"
 
 SET_PROPOSALS: Final = f"""\
 UNWIND $rows AS row
@@ -631,15 +632,15 @@ UNWIND $rows AS row
 MATCH (a:Approval {approval_id: row.approval_id}) SET a.progress = row.progress
 RETURN count(*)"""
 
-ADD_COMMITS: Final = "UNWIND $rows AS row CREATE (c:Commit) SET c = row RETURN count(*)"
+ADD_COMMITS: Final = "UNWIND $rows AS row\nCREATE (c:Commit) SET c = row\nRETURN count(*)"
 
-ADD_AUDIT: Final = "UNWIND $rows AS row CREATE (a:AuditEntry) SET a = row RETURN count(*)"
+ADD_AUDIT: Final = "UNWIND $rows AS row\nCREATE (a:AuditEntry) SET a = row\nRETURN count(*)"
 
-ADD_EVENTS: Final = "UNWIND $rows AS row CREATE (o:OutboxEvent) SET o = row RETURN count(*)"
+ADD_EVENTS: Final = "UNWIND $rows AS row\nCREATE (o:OutboxEvent) SET o = row\nRETURN count(*)"
 
-ADD_REPLIES: Final = "UNWIND $rows AS row CREATE (y:Reply) SET y = row RETURN count(*)"
+ADD_REPLIES: Final = "UNWIND $rows AS row\nCREATE (y:Reply) SET y = row\nRETURN count(*)"
 
-ADD_OBSERVATIONS: Final = "UNWIND $rows AS row CREATE (o:Observation) SET o = row RETURN count(*)"
+ADD_OBSERVATIONS: Final = "UNWIND $rows AS row\nCREATE (o:Observation) SET o = row\nRETURN count(*)"
 
 ADD_ADMISSIONS: Final = """\
 UNWIND $rows AS row
@@ -656,6 +657,52 @@ CREATE (s:Signal) SET s = row
 CREATE (s)-[:ABOUT]->(f)
 RETURN count(*)"""
 
+
+def _together(statements: Mapping[str, str], name: str, ending: str) -> str:
+    """Return one statement for many, each with its own part of a parameter: one round trip for all of them.
+
+    Parts are subqueries of one row, so they run in this order, each seeing what those before it wrote.
+    """
+    calls = []
+    for part, statement in statements.items():
+        body, _, result = statement.rpartition("\nRETURN ")
+        own = body.replace(f"UNWIND ${name} AS", f"UNWIND parts.{part} AS", 1)
+        calls.append(f"CALL (parts) {{\n{own}\nRETURN {ending.format(result)} AS {part}\n}}")
+    return "\n".join(["WITH $parts AS parts", *calls, f"RETURN {', '.join(statements)}"])
+
+
+PERSIST_PARTS: Final = {
+    "policies": ADD_POLICIES,
+    "families": ADD_FAMILIES,
+    "identity_keys": ADD_IDENTITY_KEYS,
+    "evidence": ADD_EVIDENCE,
+    "verifications": ADD_VERIFICATIONS,
+    "revisions": ADD_REVISIONS,
+    "parents": ADD_PARENTS,
+    "citations": ADD_CITATIONS,
+    "rows_opened": ADD_ROWS,
+    "rows_closed": CLOSE_ROWS,
+    "heads": PUT_HEADS,
+    "flags_raised": ADD_FLAGS,
+    "flags_cleared": CLEAR_FLAGS,
+    "proposals_added": ADD_PROPOSALS,
+    "proposals_changed": SET_PROPOSALS,
+    "proposal_families": ADD_PROPOSAL_FAMILIES,
+    "approvals_added": ADD_APPROVALS,
+    "approvals_changed": SET_APPROVALS,
+    "commits": ADD_COMMITS,
+    "audit": ADD_AUDIT,
+    "events": ADD_EVENTS,
+    "replies": ADD_REPLIES,
+    "observations": ADD_OBSERVATIONS,
+    "admissions": ADD_ADMISSIONS,
+    "signals": ADD_SIGNALS,
+    "projects": SET_PROJECT,
+}
+"""What a group writes, in an order in which all of it can be: everything but relations, whose edges have types."""
+
+PERSIST: Final = _together(PERSIST_PARTS, "rows", "{}")
+
 # --- Outbox -----------------------------------------------------------------------------------------------------------
 
 _EVENT: Final = (
@@ -666,29 +713,34 @@ _EVENT: Final = (
 LOCK_OUTBOX: Final = "MATCH (g:Ledger {key: 'outbox'}) SET g.lock = 0 RETURN g.key"
 
 EVENT_IS_DUE: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(due_since)
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(due_since)
 WHERE o.due_since >= 0 AND coalesce(o.rests_until, 0) <= $now
 RETURN 1 LIMIT 1"""
 
 EVENT_IS_FRESH: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(due_since)
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(due_since)
 WHERE o.due_since >= 0 AND o.rests_until IS NULL
 RETURN 1 LIMIT 1"""
 
 BURY_SPENT: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(leased_until)
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(leased_until)
 WHERE o.leased_until <= $now AND o.attempts >= $most
 SET o:DeadLetter, o.last_error = 'the lease ran out on the last attempt'
 REMOVE o.due_since, o.rests_until, o.leased_until
 RETURN count(*)"""
 
 CLAIM: Final = f"""\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(due_since)
-WHERE o.due_since >= 0 AND coalesce(o.rests_until, 0) <= $now AND NOT EXISTS {{
-    MATCH (busy:OutboxEvent) USING INDEX busy:OutboxEvent(head, leased_until)
-    WHERE busy.head = o.head AND busy.leased_until > $now
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(due_since)
+WHERE o.due_since >= 0 AND coalesce(o.rests_until, 0) <= $now
+WITH o ORDER BY o.due_since
+CALL (o) {{
+    MATCH (b:OutboxEvent) USING INDEX SEEK b:OutboxEvent(head, leased_until)
+    WHERE b.head = o.head AND b.leased_until > $now
+    WITH b LIMIT 1
+    RETURN count(b) AS busy
 }}
-WITH o ORDER BY o.due_since LIMIT $limit
+WITH o WHERE busy = 0
+WITH o LIMIT $limit
 SET o.leased_until = $until, o.rests_until = $until, o.worker = $worker, o.attempts = o.attempts + 1,
     o.fencing = o.fencing + 1
 RETURN {_EVENT} ORDER BY o.due_since, o.event_id"""
@@ -724,46 +776,46 @@ RETURN count(*)"""
 
 REDRIVE: Final = f"""\
 UNWIND $ids AS id
-MATCH (o:DeadLetter) USING INDEX o:DeadLetter(event_id)
+MATCH (o:DeadLetter) USING INDEX SEEK o:DeadLetter(event_id)
 WHERE o.event_id = id AND ($project_id = '' OR o.project_id = $project_id)
 {_REDRIVE}"""
 
 REDRIVE_PROJECT: Final = f"""\
-MATCH (o:DeadLetter) USING INDEX o:DeadLetter(project_id, event_id)
+MATCH (o:DeadLetter) USING INDEX SEEK o:DeadLetter(project_id, event_id)
 WHERE o.project_id = $project_id AND o.event_id > 0
 {_REDRIVE}"""
 
 NEXT_EVENT_DUE: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(rests_until) WHERE o.rests_until > $now
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(rests_until) WHERE o.rests_until > $now
 RETURN o.rests_until ORDER BY o.rests_until LIMIT 1"""
 
 DEAD_LETTERS: Final = f"""\
-MATCH (o:DeadLetter) USING INDEX o:DeadLetter(event_id) WHERE o.event_id > $after
+MATCH (o:DeadLetter) USING INDEX SEEK o:DeadLetter(event_id) WHERE o.event_id > $after
 RETURN {_EVENT} ORDER BY o.event_id LIMIT $limit"""
 
 DEAD_LETTERS_OF_PROJECT: Final = f"""\
-MATCH (o:DeadLetter) USING INDEX o:DeadLetter(project_id, event_id)
+MATCH (o:DeadLetter) USING INDEX SEEK o:DeadLetter(project_id, event_id)
 WHERE o.project_id = $project_id AND o.event_id > $after
 RETURN {_EVENT} ORDER BY o.project_id, o.event_id LIMIT $limit"""
 
 EVENTS_PENDING: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(due_since) WHERE o.due_since >= 0
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(due_since) WHERE o.due_since >= 0
 RETURN count(*), min(o.due_since)"""
 
 EVENTS_LEASED: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(leased_until) WHERE o.leased_until > $now
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(leased_until) WHERE o.leased_until > $now
 RETURN count(*)"""
 
 EVENTS_DEAD: Final = """\
-MATCH (o:DeadLetter) USING INDEX o:DeadLetter(event_id) WHERE o.event_id > 0
+MATCH (o:DeadLetter) USING INDEX SEEK o:DeadLetter(event_id) WHERE o.event_id > 0
 RETURN count(*)"""
 
 NEWEST_EVENT: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(event_id) WHERE o.event_id > 0
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(event_id) WHERE o.event_id > 0
 RETURN o.event_id ORDER BY o.event_id DESC LIMIT 1"""
 
 EVENTS_OF_PROJECT: Final = """\
-MATCH (o:OutboxEvent) USING INDEX o:OutboxEvent(project_id, position)
+MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(project_id, position)
 WHERE o.project_id = $project_id AND o.position > 0
 RETURN count(o.due_since), sum(CASE WHEN o.leased_until > $now THEN 1 ELSE 0 END), count(*) - count(o.due_since),
     min(o.due_since), max(o.event_id), min(o.position)"""
@@ -771,7 +823,7 @@ RETURN count(o.due_since), sum(CASE WHEN o.leased_until > $now THEN 1 ELSE 0 END
 # --- Verifying the audit: everything of a project, in pages -----------------------------------------------------------
 
 ENTRIES_AS_STORED: Final = """\
-MATCH (a:AuditEntry) USING INDEX a:AuditEntry(project_id, sequence)
+MATCH (a:AuditEntry) USING INDEX SEEK a:AuditEntry(project_id, sequence)
 WHERE a.project_id = $project_id AND a.sequence IS NOT NULL
 RETURN a.sequence, a.body ORDER BY a.project_id, a.sequence"""
 
@@ -780,56 +832,58 @@ MATCH (p:Project {project_id: $project_id})
 RETURN p.body, p.position, p.audit_sequence, p.audit_hash"""
 
 LAST_COMMIT: Final = """\
-MATCH (c:Commit) USING INDEX c:Commit(project_id, position)
+MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, position)
 WHERE c.project_id = $project_id AND c.position > 0
 RETURN c.position ORDER BY c.project_id DESC, c.position DESC LIMIT 1"""
 
 KEYS_AS_STORED: Final = """\
-MATCH (k:IdentityKey) USING INDEX k:IdentityKey(project_id, identity_key)
+MATCH (k:IdentityKey) USING INDEX SEEK k:IdentityKey(project_id, identity_key)
 WHERE k.project_id = $project_id AND k.identity_key > ''
 RETURN k.identity_key, k.family_id"""
 
 FAMILIES_AS_STORED: Final = """\
-MATCH (f:Family) USING INDEX f:Family(project_id, page)
+MATCH (f:Family) USING INDEX SEEK f:Family(project_id, page)
 WHERE f.project_id = $project_id AND f.page > ''
 RETURN f.body"""
 
 _IN_FAMILY: Final = (
-    "MATCH (f:Family) USING INDEX f:Family(project_id, page) WHERE f.project_id = $project_id AND f.page > '' "
+    "MATCH (f:Family) USING INDEX SEEK f:Family(project_id, page) WHERE f.project_id = $project_id AND f.page > '' "
 )
 
 _STORED: Final = {
     RecordKind.POLICY: (
-        "MATCH (x:Policy) USING INDEX x:Policy(project_id, version) WHERE x.project_id = $project_id AND x.version > 0 "
+        "MATCH (x:Policy) USING INDEX SEEK x:Policy(project_id, version) "
+        "WHERE x.project_id = $project_id AND x.version > 0 "
     ),
     RecordKind.COMMIT: (
-        "MATCH (x:Commit) USING INDEX x:Commit(project_id, position) "
+        "MATCH (x:Commit) USING INDEX SEEK x:Commit(project_id, position) "
         "WHERE x.project_id = $project_id AND x.position > 0 "
     ),
     RecordKind.FAMILY: (
-        "MATCH (x:Family) USING INDEX x:Family(project_id, page) WHERE x.project_id = $project_id AND x.page > '' "
+        "MATCH (x:Family) USING INDEX SEEK x:Family(project_id, page) WHERE x.project_id = $project_id AND x.page > '' "
     ),
     RecordKind.REVISION: _IN_FAMILY + "MATCH (x:Revision)-[:OF]->(f) ",
     RecordKind.TIMELINE_ROW: _IN_FAMILY + "MATCH (x:TimelineRow)-[:SHOWS]->(:Revision)-[:OF]->(f) ",
     RecordKind.HEAD: _IN_FAMILY + "MATCH (f)-[:PUBLISHED]->(x:Head) ",
     RecordKind.REVIEW_FLAG: _IN_FAMILY + "MATCH (x:ReviewFlag)-[:ON]->(f) ",
     RecordKind.RELATION: (
-        "MATCH (x:Relation) USING INDEX x:Relation(project_id, page) WHERE x.project_id = $project_id AND x.page > '' "
+        "MATCH (x:Relation) USING INDEX SEEK x:Relation(project_id, page) "
+        "WHERE x.project_id = $project_id AND x.page > '' "
     ),
     RecordKind.EVIDENCE: (
-        "MATCH (x:Evidence) USING INDEX x:Evidence(project_id, fingerprint) "
+        "MATCH (x:Evidence) USING INDEX SEEK x:Evidence(project_id, fingerprint) "
         "WHERE x.project_id = $project_id AND x.fingerprint > '' "
     ),
     RecordKind.VERIFICATION: (
-        "MATCH (e:Evidence) USING INDEX e:Evidence(project_id, fingerprint) "
+        "MATCH (e:Evidence) USING INDEX SEEK e:Evidence(project_id, fingerprint) "
         "WHERE e.project_id = $project_id AND e.fingerprint > '' MATCH (x:Verification)-[:CHECKS]->(e) "
     ),
     RecordKind.PROPOSAL: (
-        "MATCH (x:Proposal) USING INDEX x:Proposal(project_id, status, seq) "
+        "MATCH (x:Proposal) USING INDEX SEEK x:Proposal(project_id, status, seq) "
         "WHERE x.project_id = $project_id AND x.status > '' AND x.seq IS NOT NULL "
     ),
     RecordKind.APPROVAL: (
-        "MATCH (p:Proposal) USING INDEX p:Proposal(project_id, status, seq) "
+        "MATCH (p:Proposal) USING INDEX SEEK p:Proposal(project_id, status, seq) "
         "WHERE p.project_id = $project_id AND p.status > '' AND p.seq IS NOT NULL "
         "MATCH (x:Approval)-[:APPROVES]->(p) "
     ),
