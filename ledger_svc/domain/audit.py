@@ -178,6 +178,7 @@ class ChainVerifier:
     records: int = 0
     _tip: AuditTip = field(default_factory=AuditTip)
     _expected: dict[tuple[RecordKind, str], tuple[int, str]] = field(default_factory=dict)
+    _seen: set[tuple[RecordKind, str]] = field(default_factory=set)
 
     @property
     def chain_head(self) -> str:
@@ -211,23 +212,27 @@ class ChainVerifier:
     def record(self, record: Record) -> list[ChainProblem]:
         """Check one stored record against the last entry that names it."""
         self.records += 1
-        kind, record_id = record_key(record)
-        sequence, expected = self._expected.pop((kind, record_id), (0, ""))
-        subject = f"{kind} {record_id}"
+        key = record_key(record)
+        sequence, expected = self._expected.get(key, (0, ""))
+        subject = f"{key[0]} {key[1]}"
         if not expected:
-            return [ChainProblem(0, subject, "no audit entry covers it, or it is stored twice")]
+            return [ChainProblem(0, subject, "no audit entry covers it")]
+        if key in self._seen:
+            return [ChainProblem(sequence, subject, "is stored twice")]
+        self._seen.add(key)
         if record_hash(record) != expected:
             return [ChainProblem(sequence, subject, "its bytes do not match the hash in the entry")]
         return []
 
     def sequence_of(self, record: Record) -> int:
-        """The last entry that names a record which was not checked yet; 0 when none does."""
+        """The last entry that names a record; 0 when none does."""
         return self._expected.get(record_key(record), (0, ""))[0]
 
     def damaged(self, kind: RecordKind, record_id: str, problem: str) -> ChainProblem:
         """A stored record that cannot even be read, or is not where it should be; names its entry."""
         self.records += 1
-        sequence, _ = self._expected.pop((kind, record_id), (0, ""))
+        sequence, _ = self._expected.get((kind, record_id), (0, ""))
+        self._seen.add((kind, record_id))
         return ChainProblem(sequence, f"{kind} {record_id}", problem)
 
     def missing(self) -> list[ChainProblem]:
@@ -235,6 +240,7 @@ class ChainVerifier:
         return [
             ChainProblem(sequence, f"{kind} {record_id}", "is not stored any more")
             for (kind, record_id), (sequence, _) in sorted(self._expected.items(), key=lambda item: item[1][0])
+            if (kind, record_id) not in self._seen
         ]
 
 

@@ -8,13 +8,15 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from ledger_svc.store import StoreUnusableError
+
 MEMORY: Final = ":memory:"
 _BUSY_MS: Final = 5_000
 _CACHE_KIB: Final = 32_768
 _STATEMENTS: Final = 512
 
 
-class AlreadyOpenError(Exception):
+class AlreadyOpenError(StoreUnusableError):
     """Another process has the ledger open; the message says what to do."""
 
 

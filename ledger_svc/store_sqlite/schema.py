@@ -10,6 +10,7 @@ import sqlite3
 from typing import Final
 
 from ledger_svc.instants import FOREVER
+from ledger_svc.store import SchemaTooNewError
 
 SCHEMA_VERSION: Final = 1
 
@@ -312,10 +313,6 @@ _WRITTEN_ONCE: Final[dict[str, str]] = {
     "heads": "NEW.position < OLD.position",
 }
 """When even the mutable columns are settled."""
-
-
-class SchemaTooNewError(Exception):
-    """The file was written by a newer program; the message says what to do."""
 
 
 def create(connection: sqlite3.Connection, ledger_id: str) -> None:

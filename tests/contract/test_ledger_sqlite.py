@@ -111,8 +111,8 @@ async def test_the_database_refuses_to_change_what_is_immutable(file: Path) -> N
         for table, columns in IMMUTABLE.items():
             assert database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] > 0, table  # noqa: S608
             for column in columns:
+                other = f"CASE typeof({column}) WHEN 'integer' THEN {column} - 1 ELSE {column} || '1' END"
                 with pytest.raises(sqlite3.IntegrityError, match="immutable"):
-                    other = f"CASE typeof({column}) WHEN 'integer' THEN {column} - 1 ELSE {column} || '1' END"
                     database.execute(f"UPDATE {table} SET {column} = {other}")  # noqa: S608
             with pytest.raises(sqlite3.IntegrityError, match="never deleted"):
                 database.execute(f"DELETE FROM {table}")  # noqa: S608
