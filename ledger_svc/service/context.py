@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +19,7 @@ from service_kit.principals import ALL_PROJECTS, Role, require
 from service_kit.principals import Principal as Caller
 
 _LONGEST_WAIT_SECONDS: Final = 10.0
-_TIME_TO_ANSWER_SECONDS: Final = 0.1
+_TIME_TO_ANSWER_SECONDS: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -57,21 +58,22 @@ class Ledger:
         """
         left = remaining_seconds()
         wait = _LONGEST_WAIT_SECONDS if left is None else min(_LONGEST_WAIT_SECONDS, left - _TIME_TO_ANSWER_SECONDS)
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + wait
         while True:
             version = self.store.version(project_id)
             actual = await self.store.position(project_id) or 0
             if actual >= position:
                 return
             # A commit that this process does not make is seen by asking again.
+            wait = give_up - loop.time()
             if wait <= 0:
                 raise DomainError(
                     Reason.NOT_FRESH_ENOUGH,
                     f"this ledger is at position {actual} of the project, before {position}; try again",
                     metadata={"needed_position": str(position), "position": str(actual)},
                 )
-            step = min(wait, 0.5)
-            await self.store.changed(project_id, version, step)
-            wait -= step
+            await self.store.changed(project_id, version, min(wait, 0.5))
 
     def now(self) -> datetime:
         """The present."""
