@@ -9,7 +9,7 @@ from pathlib import Path
 from all_in_one.app import open_host
 from all_in_one.folder import FolderInUseError
 from all_in_one.settings import AllInOneSettings
-from ledger_svc.store_sqlite import AlreadyOpenError, SchemaTooNewError
+from ledger_svc.store import StoreUnusableError
 from service_kit.errors import DomainError
 from service_kit.logs import configure, get_logger
 from service_kit.serving import BackgroundTaskDied, BindError
@@ -30,7 +30,7 @@ def main() -> int:
         configure(settings.log_level, settings.log_format)
         get_logger("all_in_one").info("settings", **settings.describe())
         asyncio.run(_serve(settings, file))
-    except (SettingsError, FolderInUseError, BindError, AlreadyOpenError, SchemaTooNewError, TokenFileError) as error:
+    except (SettingsError, FolderInUseError, BindError, StoreUnusableError, TokenFileError) as error:
         sys.stderr.write(f"all_in_one: {error}\n")
         return 2
     except DomainError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ledger_svc.app import serve
 from ledger_svc.settings import LedgerSettings
-from ledger_svc.store_sqlite import AlreadyOpenError, SchemaTooNewError
+from ledger_svc.store import StoreUnusableError
 from service_kit.logs import configure, get_logger
 from service_kit.serving import BindError
 from service_kit.settings import SettingsError
@@ -19,6 +19,14 @@ _EPILOG = """\
 settings, from the environment or the [ledger] table of the file (the environment wins):
   DSEARCH_LEDGER_BIND                address to listen on (127.0.0.1:7101)
   DSEARCH_LEDGER_DATABASE            the ledger's file (data/ledger.sqlite)
+  DSEARCH_LEDGER_STORE               sqlite, or neo4j for a server that several processes may share (sqlite)
+  DSEARCH_LEDGER_NEO4J_URI           neo4j://host:7687 or bolt://host:7687; with +s for TLS
+  DSEARCH_LEDGER_NEO4J_USER          who to log in as (neo4j)
+  DSEARCH_LEDGER_NEO4J_PASSWORD_FILE file with the password
+  DSEARCH_LEDGER_NEO4J_DATABASE      database on the server (neo4j)
+  DSEARCH_LEDGER_NEO4J_CA_FILE       PEM file of a certificate authority of one's own
+  DSEARCH_LEDGER_NEO4J_POOL_SIZE     connections to the server (32)
+  DSEARCH_LEDGER_NEO4J_CONNECT_SECONDS, _TRANSACTION_SECONDS, _RETRY_SECONDS  bounds in time (10, 30, 20)
   DSEARCH_LEDGER_TOKENS_FILE         digests of the tokens that callers may use (data/tokens.json)
   DSEARCH_LEDGER_READERS             threads for reading (4)
   DSEARCH_LEDGER_MAX_WAITING_WRITES  more waiting decisions are refused as OVERLOADED (4096)
@@ -52,7 +60,7 @@ def main() -> int:
     get_logger("ledger").info("settings", **settings.describe())
     try:
         asyncio.run(serve(settings))
-    except (AlreadyOpenError, SchemaTooNewError, BindError, TokenFileError, OSError) as error:
+    except (StoreUnusableError, BindError, TokenFileError, OSError) as error:
         sys.stderr.write(f"ledger: {error}\n")
         return 2
     return 0

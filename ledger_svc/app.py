@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from decisionssearch.ledger.v1 import (
@@ -25,7 +26,7 @@ from ledger_svc.servicer.outbox import OutboxServicer
 from ledger_svc.servicer.proposals import ProposalServicer
 from ledger_svc.servicer.reads import LedgerServicer
 from ledger_svc.settings import LedgerSettings
-from ledger_svc.store import LedgerStore
+from ledger_svc.store import LedgerStore, StoreUnusableError
 from ledger_svc.store_sqlite import SqliteLedgerStore
 from service_kit.boundary import Boundary
 from service_kit.clock import Clock, SystemClock
@@ -81,12 +82,9 @@ async def create_app(
         new_ids: Makes ids.
 
     Raises:
-        AlreadyOpenError: Another process has the file open.
-        SchemaTooNewError: A newer program wrote it.
+        StoreUnusableError: It is open elsewhere, unreachable, or was written by a newer program.
     """
-    opened: LedgerStore = store or await SqliteLedgerStore.open(
-        settings.database, most_waiting=settings.max_waiting_writes, readers=settings.readers
-    )
+    opened = store or await _open_store(settings)
     desk = Desk.of(Ledger(opened, clock or SystemClock(), new_ids))
 
     def add(server: Server) -> None:
@@ -101,6 +99,35 @@ async def create_app(
         server.add(admin_service_pb2_grpc.add_AdminServiceServicer_to_server, AdminServicer(desk))
 
     return LedgerApp(opened, (add,), (), opened.close)
+
+
+async def _open_store(settings: LedgerSettings) -> LedgerStore:
+    if settings.store == "sqlite":
+        return await SqliteLedgerStore.open(
+            settings.database, most_waiting=settings.max_waiting_writes, readers=settings.readers
+        )
+    # Imported here: an embedded ledger starts without the driver.
+    from ledger_svc.store_neo4j import Neo4jConnection, Neo4jLedgerStore
+
+    connection = Neo4jConnection(
+        uri=settings.neo4j_uri,
+        user=settings.neo4j_user,
+        password=_password(settings.neo4j_password_file),
+        database=settings.neo4j_database,
+        ca_file=settings.neo4j_ca_file,
+        pool_size=settings.neo4j_pool_size,
+        connect_seconds=settings.neo4j_connect_seconds,
+        transaction_seconds=settings.neo4j_transaction_seconds,
+        retry_seconds=settings.neo4j_retry_seconds,
+    )
+    return await Neo4jLedgerStore.open(connection, most_waiting=settings.max_waiting_writes)
+
+
+def _password(file: Path | None) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip() if file is not None else ""
+    except OSError as error:
+        raise StoreUnusableError(f"neo4j_password_file cannot be read: {error}") from None
 
 
 async def serve(settings: LedgerSettings, *, authenticator: Authenticator | None = None) -> None:

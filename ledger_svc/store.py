@@ -48,6 +48,18 @@ from ledger_svc.views import (
 T = TypeVar("T")
 
 
+class StoreUnusableError(Exception):
+    """A store cannot be opened; the message says why and what to do."""
+
+
+class SchemaTooNewError(StoreUnusableError):
+    """A newer program wrote it: an old one would write what the new one cannot read."""
+
+
+class StoreUnreachableError(StoreUnusableError):
+    """The database server does not answer, or not to this user."""
+
+
 class LedgerStore(Protocol):
     """Where the ledger keeps everything."""
 

@@ -31,7 +31,7 @@ def add(app: typer.Typer) -> None:
         """Run ledger, index, retrieval and ingest in this process, on one data folder. Ctrl-C or SIGTERM stops it."""
         # Not above: it pulls in the models, and no other command needs them.
         from all_in_one.app import open_host
-        from ledger_svc.store_sqlite import AlreadyOpenError, SchemaTooNewError
+        from ledger_svc.store import StoreUnusableError
 
         settings = AllInOneSettings.load(
             toml_file=settings_file,
@@ -52,7 +52,7 @@ def add(app: typer.Typer) -> None:
                 frame.result({"address": running.address, "data": str(folder.root)})
                 frame.out.file.flush()
                 await running.run()
-        except (FolderInUseError, AlreadyOpenError, SchemaTooNewError) as error:
+        except (FolderInUseError, StoreUnusableError) as error:
             frame.err.print(Text().append("✗ ", style="bold red").append(str(error)))
             return Exit.REFUSED
         except BindError as error:

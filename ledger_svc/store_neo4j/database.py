@@ -5,18 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from neo4j import AsyncDriver, AsyncGraphDatabase, AsyncManagedTransaction, AsyncSession, ResultSummary, unit_of_work
+from neo4j import (
+    AsyncDriver,
+    AsyncGraphDatabase,
+    AsyncManagedTransaction,
+    AsyncSession,
+    ResultSummary,
+    TrustCustomCAs,
+    unit_of_work,
+)
 from neo4j.exceptions import (
     AuthError,
     DriverError,
     IncompleteCommit,
+    Neo4jError,
     ServiceUnavailable,
     SessionExpired,
     TransientError,
 )
 
+from ledger_svc.store import StoreUnreachableError
 from service_kit.errors import dependency_unavailable
 from service_kit.logs import get_logger
 
@@ -40,6 +51,8 @@ class Neo4jConnection:
     connect_seconds: float = 10.0
     acquire_seconds: float = 20.0
     """How long a call waits for a free connection."""
+    ca_file: Path | None = None
+    """Certificates to trust beside the system's, for ``bolt://`` and ``neo4j://`` with TLS by a CA of one's own."""
     transaction_seconds: float = 30.0
     """After this the server ends a transaction."""
     retry_seconds: float = 20.0
@@ -73,6 +86,11 @@ class Transaction:
         return await self._tx.run(query, parameters)
 
 
+def _trust(ca_file: Path | None) -> dict[str, Any]:
+    """Return the driver's options for a CA of one's own."""
+    return {} if ca_file is None else {"encrypted": True, "trusted_certificates": TrustCustomCAs(str(ca_file))}
+
+
 def _warn(summary: ResultSummary) -> None:
     """Warn of what the server says about a statement: a name that it has never seen, a plan that will be slow.
 
@@ -99,6 +117,7 @@ class Database:
             initial_retry_delay=_FIRST_PAUSE_SECONDS,
             keep_alive=True,
             user_agent="decisionssearch",
+            **_trust(connection.ca_file),
             notifications_min_severity="WARNING" if connection.warnings else "OFF",
         )
         self._bookmarks = AsyncGraphDatabase.bookmark_manager()
@@ -109,6 +128,20 @@ class Database:
     def where(self) -> str:
         """How to call it in a message."""
         return f"the database {self._connection.database} at {self._connection.uri}"
+
+    async def check(self) -> None:
+        """Connect once.
+
+        Raises:
+            StoreUnreachableError: With what to look at.
+        """
+        try:
+            await self._driver.verify_connectivity(database=self._connection.database)
+        except (Neo4jError, DriverError, OSError) as error:
+            raise StoreUnreachableError(
+                f"{self.where} cannot be used as {self._connection.user}: {error}; "
+                "check its address, that it runs, user and password"
+            ) from None
 
     def _session(self) -> AsyncSession:
         return self._driver.session(database=self._connection.database, bookmark_manager=self._bookmarks)

@@ -1,7 +1,8 @@
 """Every statement of a request's path, by name. Each finds its nodes by an index: a test asks the planner about all.
 
-``USING INDEX SEEK`` pins the plan: by the statistics of a young database the planner would choose otherwise. ``ORDER BY``
-names all properties of an index: only then is the index's own order used, and a page reads no more than it returns.
+``USING INDEX SEEK`` pins the plan: by the statistics of a young database the planner would choose otherwise.
+``ORDER BY`` names all properties of an index: only then is the index's own order used, and a page reads no more than
+it returns.
 """
 
 from __future__ import annotations

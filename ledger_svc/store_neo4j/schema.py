@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from ledger_svc.domain.model import RelationKind
+from ledger_svc.store import SchemaTooNewError
 
 SCHEMA_VERSION: Final = 1
 
@@ -95,10 +96,6 @@ PROPERTIES: Final = (
 )
 """Properties that no index names. The server warns of a name that it has never seen: all are made known at the start,
 so that a warning means a misspelled name in a statement."""
-
-
-class SchemaTooNewError(Exception):
-    """The database was written by a newer program; the message says what to do."""
 
 
 def _missing(constraints: Collection[str], indexes: Collection[str]) -> Iterator[str]:

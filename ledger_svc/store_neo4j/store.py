@@ -92,10 +92,11 @@ class Neo4jLedgerStore:
 
         Raises:
             SchemaTooNewError: A newer program wrote it.
-            neo4j.exceptions.DriverError: The server does not answer, or not to this user.
+            StoreUnreachableError: The server does not answer, or not to this user.
         """
         database = Database(connection)
         try:
+            await database.check()
             ledger_id, version = await schema.prepare(database.run_alone, new_id(), database.where, _INDEX_SECONDS)
         except BaseException:
             await database.close()
