@@ -17,7 +17,7 @@ from retrieval_svc.domain import (
 from retrieval_svc.lexical import shared_words
 
 MAX_WORDS: Final = 6
-LOOKED_AT_CHARS: Final = 1_000
+LOOKED_AT_CHARS: Final = 500
 """How much of a memory (its title first) is looked at for words to name."""
 NEAR_MEANING: Final = 0.3
 """Least cosine that is called near in meaning."""

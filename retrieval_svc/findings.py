@@ -36,7 +36,8 @@ from retrieval_svc.succession import keep_exact, rank
 NEW_MATCH: Final = 0.5
 """A memory that the index does not hold yet counts as found when it has this share of the question's words."""
 
-_SECOND_LOOK: Final = 100
+_LATER_LOOKS: Final = (24, 100)
+"""Families that the second and third look ask about; those after that ask about as many as one call may."""
 
 
 @dataclass(slots=True)
@@ -147,7 +148,9 @@ class Findings:
 
     def rank(self) -> None:
         """Reconcile the families that the ledger was asked about, and let what was replaced lend its score."""
-        known = [c for c in self._candidates.values() if c.family in self._asked or not is_own(c.family, self.question)]
+        known = [
+            c for c in self._candidates.values() if self._is_known(c.family) or not is_own(c.family, self.question)
+        ]
         found = sort_out(known, self.heads, self.question, self.moment_seconds)
         showable = {f for f, head in self.heads.items() if not verdict(head, self.question)}
         self._verdicts, self.broken = dict(found.verdicts), found.broken
@@ -162,14 +165,15 @@ class Findings:
         off = self.is_off()
         if off and self._looks:
             return [], View.STATE
-        waiting = dict.fromkeys(s.candidate.family for s in self._order if s.candidate.family not in self._asked)
+        waiting = dict.fromkeys(s.candidate.family for s in self._order if not self._is_known(s.candidate.family))
         if not waiting or self._settled():
             return [], View.STATE
         limit = self.question.limit
         # The first look reads whole heads, because those that hold are then ready to be shown. Where many do not
         # hold, the next looks only sift.
         first = self._looks == 0
-        size = limit + max(6, limit // 2) if first else _SECOND_LOOK if self._looks == 1 else MAX_FAMILIES
+        sizes = (limit + max(6, limit // 2), *(max(limit, size) for size in _LATER_LOOKS))
+        size = sizes[self._looks] if self._looks < len(sizes) else MAX_FAMILIES
         self._looks += 1
         named = [f for f in waiting if f in self.exact]
         families = list(dict.fromkeys([*list(waiting)[:size], *named]))
@@ -241,8 +245,13 @@ class Findings:
         limit = self.question.limit
         if len(self.ranked) < limit:
             return False
-        rest = next((s for s in self._order if s.candidate.family not in self._asked), None)
-        return rest is None or rank_key(self.ranked[limit - 1].best) < rank_key(rest)
+        rest = next((s for s in self._order if not self._is_known(s.candidate.family)), None)
+        # Only a clear lead settles it: between equal scores, what is not known yet may still decide.
+        return rest is None or rank_key(self.ranked[limit - 1].best)[0] < rank_key(rest)[0]
+
+    def _is_known(self, family: str) -> bool:
+        # What replaced a family comes with the answer about it, without having been asked for.
+        return family in self._asked or family in self.heads
 
     def _relevant(self, *, exact: bool) -> bool:
         seen = abstain.Evidence(
