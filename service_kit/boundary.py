@@ -52,6 +52,7 @@ _BEARER: Final = re.compile(r"bearer +([\x21-\x7e]+) *", re.ASCII | re.IGNORECAS
 # A deadline that has this little left when the work times out is the caller's own.
 _DEADLINE_SLACK_SECONDS: Final = 0.05
 _MAX_STATUS_TEXT_CHARS: Final = 500
+_NO_RETRY: Final = ("grpc-retry-pushback-ms", "-1")
 
 # Quoted: generic in the stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -261,14 +262,15 @@ class _Guard:
     async def _refuse(self, error: DomainError) -> NoReturn:
         status = to_status(error)
         self._record(error.status, error.reason.value)
-        await self._context.abort(
-            error.status,
-            status.message[:_MAX_STATUS_TEXT_CHARS],
-            trailing_metadata=(
-                (DETAILS_KEY, status.SerializeToString()),
-                (REQUEST_ID_KEY, self.call.request_id),
-            ),
+        trailer: tuple[tuple[str, str | bytes], ...] = (
+            (DETAILS_KEY, status.SerializeToString()),
+            (REQUEST_ID_KEY, self.call.request_id),
         )
+        if error.reason is Reason.NOT_FRESH_ENOUGH:
+            # The server has waited for as long as the caller could: a transport that sends the call again would only
+            # turn the reason into a passed deadline.
+            trailer = (*trailer, _NO_RETRY)
+        await self._context.abort(error.status, status.message[:_MAX_STATUS_TEXT_CHARS], trailing_metadata=trailer)
 
     def _record(self, code: grpc.StatusCode, reason: str = "") -> None:
         seconds = time.monotonic() - self._started
