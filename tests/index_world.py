@@ -203,6 +203,16 @@ class World:
         with self.app.generations.reading() as generation:
             return {p.id: p async for page in generation.collection.scroll(PointFilter(project)) for p in page}
 
+    async def everything(self, project: str = "billing") -> tuple[Any, ...]:
+        """Return every point, and what the state says of every family and of the corpus: what a rebuild must equal."""
+        points = await self.points(project)
+        with self.app.generations.reading() as generation:
+            state = generation.state
+            keys = sorted({(project, p.branch, p.family) for p in points.values()})
+            families = {key: state.family_points(*key) for key in keys}
+            corpora = {b: state.statistics(project, b, []) for b in state.branches(project)}
+        return points, families, corpora
+
 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Wait for a condition to hold, and return what it returned."""

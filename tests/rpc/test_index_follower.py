@@ -20,11 +20,11 @@ from tests.index_ledger_stub import Row, StubLedger, content, unavailable
 from tests.index_world import FAST, SERVICE_TOKEN, WordEmbedder, World, away, index_world, tmp_path, until  # noqa: F401 - a fixture
 
 
-async def fresh_points(world: World, folder: Path) -> dict[str, object]:
-    """Return the points of an index that is built from the ledger as it is now."""
-    async with index_world(folder, ledger=world.ledger, embedder=WordEmbedder(), follow=False) as fresh:
-        await until(lambda: _complete(fresh))
-        return await fresh.points()
+async def fresh(world: World, folder: Path) -> tuple[object, ...]:
+    """Return what an index holds that is built from the ledger as it is now."""
+    async with index_world(folder, ledger=world.ledger, embedder=WordEmbedder(), follow=False) as made:
+        await until(lambda: _complete(made))
+        return await made.everything()
 
 
 async def _complete(world: World) -> bool:
@@ -80,7 +80,7 @@ async def test_a_cancelled_schedule_leaves_and_no_replay_brings_it_back(tmp_path
         points = list((await world.points()).values())
         assert [p.revision for p in points] == [first.name]
         assert points[0].role == "HEAD"
-        assert await fresh_points(world, tmp_path / "fresh") == await world.points()
+        assert await fresh(world, tmp_path / "fresh") == await world.everything()
 
 
 async def test_equal_text_is_embedded_once(tmp_path: Path) -> None:
@@ -223,13 +223,13 @@ async def test_two_followers_with_expired_leases_converge(tmp_path: Path) -> Non
         world.ledger.expire_leases()
         world.ledger.publish(content("Words that stay"), family=family, valid_from=gone.valid_from)
         await fast.handle(await claim("fast"))
-        before = await world.points()
-        assert [p.revision for p in before.values()] != [gone.name]
+        before = await world.everything()
+        assert [p.revision for p in before[0].values()] != [gone.name]
         gate.set()
         await behind
         await channel.close()
-        assert await world.points() == before
-        assert await fresh_points(world, tmp_path / "fresh") == before
+        assert await world.everything() == before
+        assert await fresh(world, tmp_path / "fresh") == before
         assert slow.status.handled == 0
 
 

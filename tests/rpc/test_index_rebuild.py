@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from decisionssearch.index.v1 import index_service_pb2 as pb
 
-from index_svc.domain import IndexPoint
+from index_svc.domain import IndexPoint, PointFilter
 from index_svc.vectors import StoredPoint, Vector
 from service_kit.errors import DomainError, Reason
 from tests.index_ledger_stub import Row, StubLedger, content
@@ -60,6 +60,45 @@ def _publish_while_listing(world: World, rows: Sequence[Row]) -> Callable[[objec
         world.ledger.publish(content(f"New while listing {count[0]}"))
 
     return publish
+
+
+async def test_a_late_page_of_a_rebuild_takes_nothing_away(tmp_path: Path) -> None:
+    """I4: a page that was read before a change and is written after it: the whole family is there, in its new state."""
+    async with index_world(tmp_path) as world:
+        first = world.ledger.publish(content("First words"))
+        family = first.name.rpartition("/revisions/")[0]
+        world.ledger.publish(content("Second words"), family=family)
+        await world.settled()
+        projector = world.app.follower._projector
+        generation = await world.app.generations.begin()
+        page = await world.outbox.projection_page("billing")
+        world.ledger.publish(content("Third words"), family=family)
+        await world.settled()
+        late = await projector.prepare(page.projections, whole=True, targets=(generation,))
+        await projector.write(late, targets=(generation,))
+        await world.app.generations.promote(generation)
+        assert sorted(p.role for p in (await world.points()).values()) == ["HEAD", "PAST", "PAST"]
+        assert await world.drifts() == []
+
+
+async def test_a_search_in_progress_keeps_its_collection(tmp_path: Path) -> None:
+    """I4: the swap is atomic for readers: who began on the old collection ends on it; then it is removed."""
+    async with index_world(tmp_path) as world:
+        world.ledger.publish(content("Some words"))
+        await world.settled()
+        with world.app.generations.reading() as old:
+            request = pb.RebuildIndexRequest(project="projects/billing", request_id="a")
+            run = (await world.call("RebuildIndex", request)).rebuild
+
+            async def swapped() -> bool:
+                return world.app.generations.live is not old
+
+            await until(swapped)
+            assert await old.collection.count(PointFilter("billing")) == 1
+            assert old.state.applied_position("billing") >= 0
+            assert (await world.search("words")).candidates
+        assert (await world.rebuilt(run.name)).state == pb.REBUILD_STATE_SUCCEEDED
+        assert not list(tmp_path.glob(f"**/{old.collection.name}*"))
 
 
 async def test_the_same_request_gives_the_same_run_also_after_a_restart(tmp_path: Path) -> None:
