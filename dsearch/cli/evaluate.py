@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from decisionssearch.ledger.v1 import admin_service_pb2 as admin_pb2
-from decisionssearch.ledger.v1 import ledger_service_pb2
+from decisionssearch.ledger.v1 import ledger_pb2, ledger_service_pb2
 from decisionssearch.retrieval.v1 import retrieval_service_pb2 as retrieval_pb2
 from rich.progress import Progress
 from rich.text import Text
@@ -290,6 +290,7 @@ async def source_status(client: DecisionsClient, project: str, row: AsOf, branch
         if error.reason is Reason.NOT_FOUND:
             return None
         raise
-    covers = head.HasField("valid_from") and head.valid_from.ToDatetime() <= row.valid_at.replace(tzinfo=None)
-    ended = head.HasField("valid_to") and head.valid_to.ToDatetime() <= row.valid_at.replace(tzinfo=None)
-    return head.revision.content.attributes.get(SOURCE_STATUS) if covers and not ended else None
+    if head.state in {ledger_pb2.STATE_SCHEDULED, ledger_pb2.STATE_INVALIDATED}:
+        # It was not there yet, or it had been removed. One that was replaced is still there, with its last status.
+        return None
+    return head.revision.content.attributes.get(SOURCE_STATUS)

@@ -59,7 +59,8 @@ def render(evaluation: Evaluation, console: Console) -> None:
             )
         console.print(silent)
         console.print(
-            f"Coverage at 95 % precision: {evaluation.abstention['coverage_at_95_precision']:.1%}; "
+            f"Coverage at 95 % precision: {evaluation.abstention['coverage_at_95_precision']:.1%} "
+            f"(with the first hit right: {evaluation.abstention['coverage_at_95_precision_of_first_hit']:.1%}); "
             f"answerable questions abstained on: {evaluation.abstention['answerable_abstained']:.1%}; "
             f"reasons: {evaluation.abstention['reasons']}"
         )

@@ -36,7 +36,8 @@ StatusAsOf = Callable[[AsOf], Awaitable[str | None]]
 Progress = Callable[[str, int, int], None]
 
 BASELINE = "plain-bm25"
-HITS = 50
+HITS = 10
+"""What somebody who searches gets by default, and how deep the measures look."""
 _ALL_STATES = [value for value in ledger_pb.State.values() if value != ledger_pb.STATE_UNSPECIFIED]
 _ALONE = {
     "dense alone": index_pb.SEARCH_BRANCH_DENSE,
@@ -107,6 +108,9 @@ async def evaluate(
     if ablations:
         variants += [(label, "default", branch) for label, branch in _ALONE.items()]
     total = len(variants) * len(dataset.questions)
+    for profile in profiles[:1] if dataset.questions else ():
+        # The first search of a server loads what the others find loaded; it is not timed.
+        await search(_request(dataset.questions[0], project, profile, None, labelled=False))
     for index, (label, profile, branch) in enumerate(variants):
         answers: list[Answer] = []
         for question in dataset.questions:
@@ -266,7 +270,11 @@ def _abstention(answers: Sequence[Answer]) -> dict[str, Any]:
     return {
         "answerable": len(answerable),
         "against": rows,
+        # Precise twice: what is answered can be answered; and its first hit is a right answer.
         "coverage_at_95_precision": coverage_at_precision(
+            [(a.score, True) for a in answerable], [a.score for a in silent]
+        ),
+        "coverage_at_95_precision_of_first_hit": coverage_at_precision(
             [(a.score, bool(a.ranked) and a.ranked[0] in a.question.expected) for a in answerable],
             [a.score for a in silent],
         ),

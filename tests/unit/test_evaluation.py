@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,23 @@ def test_a_broken_data_set_names_file_line_and_remedy(tmp_path: Path):
     (tmp_path / "queries.jsonl").write_text('{"id": "q"}\n')
     with pytest.raises(DatasetError, match=r"queries\.jsonl:1: text, lang, kind, expected missing"):
         load(tmp_path)
+
+
+def test_what_the_source_had_in_force_at_a_date_is_known(tmp_path: Path):
+    """A question about a date may name today's answer as stale; whether that was in force then too is in the events."""
+    (tmp_path / "documents.jsonl").write_text('{"id": "PEP 1", "title": "t"}\n')
+    (tmp_path / "queries.jsonl").write_text("")
+    changes = [("2010-01-01", "Draft"), ("2011-01-01", "Active"), ("2012-01-01", "Superseded"), ("2013-01-01", None)]
+    (tmp_path / "events.jsonl").write_text(
+        "".join(
+            json.dumps({"time": f"{day}T09:00:00Z", "pep": "PEP 1", "field": "Status", "new": status}) + "\n"
+            for day, status in changes
+        )
+    )
+    found = load(tmp_path)
+    years = {year: found.in_force_at("PEP 1", datetime(year, 6, 1, tzinfo=UTC)) for year in range(2009, 2014)}
+    assert years == {2009: False, 2010: False, 2011: True, 2012: False, 2013: False}
+    assert not found.in_force_at("PEP 2", datetime(2011, 6, 1, tzinfo=UTC))
 
 
 def test_document_ids_become_identity_keys():
