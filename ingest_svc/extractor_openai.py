@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingest_svc.domain import Candidate, Category, Content, EvidenceDraft, RawObservation
 from ingest_svc.extractor import CleanObservation, Extracted, Extraction, ExtractionFailed, NothingToRemember
-from ingest_svc.sanitise import Sanitised, clip, sanitise_content
+from ingest_svc.sanitise import sanitise_content
+from service_kit.sanitising.sanitise import Sanitised, clip
 
 PROMPT_VERSION: Final = 1
 _RETRIED: Final = frozenset({408, 409, 429})

@@ -38,10 +38,10 @@ from ingest_svc.domain import (
 )
 from ingest_svc.extractor import CleanObservation
 from ingest_svc.gates import EvidencePolicy, Rules
-from ingest_svc.sanitise import Sanitised, clip
 from service_kit.clock import from_timestamp
 from service_kit.errors import DomainError, from_item_error, from_rpc_error
 from service_kit.ids import new_id
+from service_kit.sanitising.sanitise import Sanitised, clip
 
 MAX_BATCH: Final = 200
 MAX_BATCH_BYTES: Final = 2_000_000

@@ -34,7 +34,6 @@ from ingest_svc.extractor import Extracted, Extractor, NothingToRemember
 from ingest_svc.gates import Rules, Situation, judge, needs_comparison
 from ingest_svc.index_client import SimilaritySource
 from ingest_svc.ledger_client import AdmissionRecord, LedgerClient, Proposed
-from ingest_svc.sanitise import Sanitised, sanitise
 from ingest_svc.work import (
     MOVED,
     TRANSIENT,
@@ -60,6 +59,7 @@ from ingest_svc.work import (
 )
 from service_kit.errors import DomainError, Reason
 from service_kit.logs import get_logger
+from service_kit.sanitising.sanitise import Sanitised, sanitise
 
 BATCH_SIZE: Final = 64
 LINGER_SECONDS: Final = 0.004

@@ -20,8 +20,8 @@ from ingest_svc.domain import (
     Standing,
 )
 from ingest_svc.extractor import CleanObservation
-from ingest_svc.sanitise import Sanitised, clip
 from ingest_svc.standing import standing_of
+from service_kit.sanitising.sanitise import Sanitised, clip
 
 EXTRACTOR = "structured/adr@1"
 IMPORTANCE = 0.7

@@ -26,8 +26,8 @@ from ingest_svc.domain import (
     Standing,
 )
 from ingest_svc.extractor import CleanObservation
-from ingest_svc.sanitise import Sanitised, clip
 from ingest_svc.standing import standing_of
+from service_kit.sanitising.sanitise import Sanitised, clip
 
 COMMIT_EXTRACTOR = "structured/commit@1"
 PULL_REQUEST_EXTRACTOR = "structured/pull_request@1"

@@ -27,8 +27,9 @@ from ingest_svc.domain import (
 from ingest_svc.extractor import CleanObservation, ExtractionFailed
 from ingest_svc.gates import canonical, takes_effect
 from ingest_svc.ledger_client import Linking, Publication, Recorded
-from ingest_svc.sanitise import sanitise, sanitise_content, sanitise_evidence, sanitise_observation
+from ingest_svc.sanitise import sanitise_content, sanitise_evidence, sanitise_observation
 from service_kit.errors import DomainError, Reason
+from service_kit.sanitising.sanitise import sanitise
 
 TRANSIENT: Final = frozenset(
     {

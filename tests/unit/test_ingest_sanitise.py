@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest_svc.domain import RawObservation, SourceKind
-from ingest_svc.sanitise import Sanitised, clean, clip, sanitise, sanitise_mapping, sanitise_observation
+from ingest_svc.sanitise import sanitise_observation
+from service_kit.sanitising.sanitise import Sanitised, clean, clip, sanitise, sanitise_mapping
 
 DATA = Path(__file__).parent / "data"
 ALPHABETS = {

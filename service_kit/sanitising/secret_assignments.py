@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ingest_svc.secret_shapes import Span, looks_secret
+from service_kit.sanitising.secret_shapes import Span, looks_secret
 
 # The strong words name a password whatever it looks like; the weak ones also have other uses.
 _STRONG_WORDS = (
@@ -60,13 +60,6 @@ _ABOUT = (
 )
 _OTHER_WORDS = "iz\\w*|is(?:e|er|ation|ado|ar)\\w*|ary|aries|ariat\\w*|ly|less|ed|ing|ization"
 _HARMLESS_TAIL = re.compile(rf"(?:[_\-.]?(?:{_ABOUT})|{_OTHER_WORDS})(?![a-z])", re.IGNORECASE)
-_TAIL = re.compile(
-    r"(?:[_\-.]?(?:type|count|url|uri|limit|len|length|size|policy|policies|field|name|names|path|file|files|dir|ttl|lifetime|budget|endpoint|format|"
-    r"class|prefix|pattern|regex|required|enabled|rotation|expir\w*|age|min|max|ref|refs|keyref|id|index|usage|strength|reset|"
-    r"hint|changed|manager|provider|store|version|arn|algorithm|issuer|audience|scope|scopes|validator\w*|hasher\w*|forgot\w*)"
-    r"|iz\w*|is(?:e|er|ation|ado|ar)\w*|ary|aries|ariat\w*|ly|less|ed|ing|ization)(?![a-z])",
-    re.IGNORECASE,
-)
 _TAIL = re.compile(r"[\w.\-]{0,40}")
 _QUOTE = re.compile(r"\\{0,7}[\"'`]")
 _SIGN = re.compile(r"[ \t]{0,32}(?::=|=>|==?|:|->)[ \t]{0,32}")
