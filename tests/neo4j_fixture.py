@@ -43,7 +43,8 @@ def server() -> neo4j_server.Neo4jServer:
 def connection(**more: Any) -> Neo4jConnection:
     """Return how to reach the server; what it warns of fails the test."""
     found = server()
-    return Neo4jConnection(found.uri, found.user, found.password, **{"warnings": True, "retry_seconds": 10.0, **more})
+    reach = {"uri": found.uri, "user": found.user, "password": found.password}
+    return Neo4jConnection(**{**reach, "warnings": True, "retry_seconds": 10.0, **more})
 
 
 def run(query: str, **parameters: Any) -> list[list[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from neo4j import (
 )
 from neo4j.exceptions import (
     AuthError,
+    ClientError,
     DriverError,
     IncompleteCommit,
     Neo4jError,
@@ -34,6 +37,7 @@ from service_kit.logs import get_logger
 T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
+_ALREADY_MADE: Final = "Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists"
 _LOST: Final = (ServiceUnavailable, SessionExpired, TransientError, AuthError, DriverError)
 """What is nobody's mistake here: the server is gone, busy, or does not know us any more."""
 
@@ -136,10 +140,11 @@ class Database:
             StoreUnreachableError: With what to look at.
         """
         try:
-            await self._driver.verify_connectivity(database=self._connection.database)
+            await self.run_alone("RETURN 1", {})
         except (Neo4jError, DriverError, OSError) as error:
+            reason = " ".join(str(error).split())
             raise StoreUnreachableError(
-                f"{self.where} cannot be used as {self._connection.user}: {error}; "
+                f"{self.where} cannot be used as {self._connection.user}: {reason}; "
                 "check its address, that it runs, user and password"
             ) from None
 
@@ -148,12 +153,7 @@ class Database:
 
     async def read(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run a function in a transaction that only reads; again when that is worth a try."""
-        try:
-            async with self._session() as session:
-                execute = session.execute_write if self._reads_at_leader else session.execute_read
-                return await execute(self._unit(function))
-        except _LOST as error:
-            raise self._unavailable(error) from None
+        return await self._execute(function, writes=self._reads_at_leader)
 
     async def write(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run a function in one transaction; again, from its start, when that is worth a try.
@@ -164,14 +164,21 @@ class Database:
         Raises:
             DomainError: DEPENDENCY_UNAVAILABLE, when the server could not be reached in time.
         """
+        return await self._execute(function, writes=True)
+
+    async def _execute(self, function: Callable[[Transaction], Awaitable[T]], *, writes: bool) -> T:
+        deadline = time.monotonic() + self._connection.retry_seconds
+        unit = self._unit(function)
         try:
-            async with self._session() as session:
+            while True:
                 try:
-                    return await session.execute_write(self._unit(function))
-                except IncompleteCommit as error:
-                    self._log.warning("commit_outcome_unknown", error=str(error))
-            async with self._session() as session:
-                return await session.execute_write(self._unit(function))
+                    async with self._session() as session:
+                        return await (session.execute_write(unit) if writes else session.execute_read(unit))
+                except IncompleteCommit:
+                    if time.monotonic() > deadline:
+                        raise
+                    self._log.warning("commit_outcome_unknown")
+                    await asyncio.sleep(_FIRST_PAUSE_SECONDS)
         except _LOST as error:
             raise self._unavailable(error) from None
 
@@ -186,9 +193,15 @@ class Database:
 
     async def run_alone(self, query: str, parameters: Mapping[str, Any]) -> list[list[Any]]:
         """Run one statement in a transaction of its own, which it may need: schema, procedures."""
-        async with self._session() as session:
-            result = await session.run(query, dict(parameters))
-            return await result.values()
+        try:
+            async with self._session() as session:
+                result = await session.run(query, dict(parameters))
+                return await result.values()
+        except ClientError as error:
+            # Another process made the same index at the same moment, whatever IF NOT EXISTS says.
+            if error.code == _ALREADY_MADE:
+                return []
+            raise
 
     async def close(self) -> None:
         """Close all connections."""
