@@ -151,8 +151,11 @@ class Neo4jLedgerStore:
                 outcomes[index] = outcome
         return outcomes
 
-    def _done(self, size: int, _future: asyncio.Future[Any]) -> None:
+    def _done(self, size: int, future: asyncio.Future[Any]) -> None:
         self._waiting -= size
+        # When the caller has gone, nobody else asks for the error; it is not a loose end.
+        if not future.cancelled():
+            future.exception()
 
     def _committer(self, project_id: str) -> Committer:
         committer = self._committers.get(project_id)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from neo4j.exceptions import ServiceUnavailable
 
 from ledger_svc.domain import errors
 from ledger_svc.domain.audit import ChainVerifier
@@ -16,7 +17,7 @@ from ledger_svc.domain.model import Category, Content, Create, Link, RelationKin
 from ledger_svc.outbox import MOST_ATTEMPTS, EventRef
 from ledger_svc.service.proposals import Applied
 from ledger_svc.store import SchemaTooNewError, StoreUnreachableError
-from ledger_svc.store_neo4j import SCHEMA_VERSION, Neo4jConnection, Neo4jLedgerStore, queries, schema
+from ledger_svc.store_neo4j import SCHEMA_VERSION, Neo4jConnection, Neo4jLedgerStore, database, queries, schema
 from ledger_svc.views import Detail, HeadsQuery
 from service_kit.errors import DomainError
 from tests import neo4j_fixture
@@ -218,6 +219,50 @@ async def test_a_server_that_stays_away_is_reported_in_time(world: World) -> Non
         finally:
             proxy.lose_commits = 0
             await store.close()
+
+
+async def test_a_fault_at_any_statement_of_an_apply_leaves_all_or_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1: whichever statement of the apply fails: nothing is there; asked again, all of it is."""
+    base, above = await world.create("base"), await world.create("above")
+    await world.publish(Link(RelationKind.DEPENDS_ON, above, base))
+    run = database.Transaction.run
+    left = 0
+
+    async def failing(self: Any, query: str, /, **parameters: Any) -> list[list[Any]]:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise ServiceUnavailable("cut")
+        return await run(self, query, **parameters)
+
+    monkeypatch.setattr(database.Transaction, "run", failing)
+    store = await Neo4jLedgerStore.open(neo4j_fixture.connection(retry_seconds=0.0))
+    own = World(store, world.clock)
+    own.ledger.new_id = lambda: next(world._ids)  # type: ignore[misc]  # ids go on where they were
+    own._requests = itertools.count(1_000)
+    position, faults = 3, 0
+    try:
+        for statement in range(2, 40):
+            view = await world.approve(await world.propose(Supersede(base, Content(f"statement {statement}"))))
+            item = (own.request(ANA, "ApplyProposal"), view.proposal.proposal_id, "")
+            left = statement
+            (answer,) = await asyncio.gather(own.proposals.apply(ANA, "p1", [item], brief=True), return_exceptions=True)
+            left = 0
+            if not isinstance(answer, BaseException):
+                break
+            assert getattr(answer, "reason", "") == "DEPENDENCY_UNAVAILABLE"
+            faults += 1
+            assert await world.store.position("p1") == position
+            assert await world.store.verify("p1", ChainVerifier()) == []
+            (applied,) = await own.proposals.apply(ANA, "p1", [item], brief=True)
+            position += 1
+            assert getattr(applied, "position", 0) == position
+    finally:
+        await store.close()
+    assert faults >= 5
+    assert await world.store.verify("p1", ChainVerifier()) == []
 
 
 # --- Two processes ----------------------------------------------------------------------------------------------------
