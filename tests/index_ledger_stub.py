@@ -98,6 +98,7 @@ class StubLedger(
         self.ledger_id = ledger_id
         self.projects: dict[str, Project] = {}
         self.events: list[Event] = []
+        self._done_before = 0
         self.calls: dict[str, int] = defaultdict(int)
         self.tokens_seen: set[str] = set()
         self.faults: dict[str, Callable[[Any], DomainError | None]] = {}
@@ -185,9 +186,11 @@ class StubLedger(
         """Go back to an earlier state, as a restored backup does."""
         self.projects = dict(copy)
         self.events = [e for e in self.events if e.position <= self.projects[e.project].position]
+        self._done_before = 0
 
     def replay(self, events: Sequence[Event] | None = None) -> None:
         """Deliver events again, as at-least-once may."""
+        self._done_before = 0
         for event in events or self.events:
             event.done, event.due, event.leased_until = False, 0.0, 0.0
         self._wake()
@@ -200,7 +203,13 @@ class StubLedger(
 
     @property
     def pending(self) -> int:
-        return sum(e.open for e in self.events)
+        return sum(e.open for e in self._undone())
+
+    def _undone(self) -> list[Event]:
+        """Return the events after the done ones at the front: a long history costs nothing."""
+        while self._done_before < len(self.events) and self.events[self._done_before].done:
+            self._done_before += 1
+        return self.events[self._done_before :]
 
     def _commit(self, held: Project) -> tuple[int, datetime]:
         held.position += 1
@@ -283,9 +292,10 @@ class StubLedger(
 
     def _claim(self, count: int, lease: float) -> list[outbox_service_pb2.OutboxEvent]:
         now = time.monotonic()
-        out = {(e.family, e.branch) for e in self.events if e.open and e.leased_until > now}
+        undone = self._undone()
+        out = {(e.family, e.branch) for e in undone if e.open and e.leased_until > now}
         claimed: list[outbox_service_pb2.OutboxEvent] = []
-        for event in self.events:
+        for event in undone:
             if not event.open or event.leased_until > now or event.due > now or (event.family, event.branch) in out:
                 continue
             if event.attempts >= MAX_ATTEMPTS:
