@@ -224,41 +224,63 @@ def _phone_labelled(match: re.Match[str]) -> Found | None:
     return ("PHONE", match.end()) if 8 <= len(digits_of(match["number"])) <= 15 else None
 
 
-_TEN_DIGITS = re.compile(r"(?:\d[^\d]{0,14}){9}\d")
-_CNPJ_START = re.compile(r"[^\W_]{2}[. ][^\W_]{3}[. ][^\W_]{3}|[0-9A-Z]{8}/?[0-9A-Z]{4}")
+Region = tuple[int, int]
+"""Where in a text a match may lie: from, to."""
+Regions = Callable[[str], list[Region]]
+"""Finds them cheaply: most text holds none, and nothing else of it is read. Without overlaps, in order."""
+
+# Ten digits with no more between two of them than a gap of any rule. As many more as follow belong to the region.
+_TEN_DIGITS = re.compile(r"\d(?:\D{0,14}\d){9,}")
+_TWO_DIGITS = re.compile(r"\d\d(?![^\W_])")
+_LONGEST_CNPJ = 40
 _PHONE_WORDS = ("tel", "fone", "phone", "celular", "cell", "mobile", "whats")
+# What stands in front of the first digit of a number, and how far to its right a rule looks.
+_LEAD = 4
+_LOOKAHEAD = 2
 
 
-def _has_at(text: str) -> bool:
-    return any(sign in text for sign in _AT_SIGNS) or _EMAIL_HINT.search(text) is not None
+def _whole(text: str) -> list[Region]:
+    return [(0, len(text))]
 
 
-def _has_angle(text: str) -> bool:
-    return "<" in text and (" at " in text or " arroba " in text)
+def _near_at(text: str) -> list[Region]:
+    found = any(sign in text for sign in _AT_SIGNS) or _EMAIL_HINT.search(text) is not None
+    return _whole(text) if found else []
 
 
-def _has_ten_digits(text: str) -> bool:
-    return _TEN_DIGITS.search(text) is not None
+def _near_angle(text: str) -> list[Region]:
+    return _whole(text) if "<" in text and (" at " in text or " arroba " in text) else []
 
 
-def _has_cnpj(text: str) -> bool:
-    return _CNPJ_START.search(text) is not None
+def _near_ten_digits(text: str) -> list[Region]:
+    return [(max(0, found.start() - _LEAD), found.end() + _LOOKAHEAD) for found in _TEN_DIGITS.finditer(text)]
 
 
-def _has_plus(text: str) -> bool:
-    return "+" in text or "%2" in text or "00" in text
+def _near_two_digits(text: str) -> list[Region]:
+    regions: list[Region] = []
+    for found in _TWO_DIGITS.finditer(text):
+        start, end = max(0, found.start() - _LONGEST_CNPJ), found.end() + _LOOKAHEAD
+        if regions and start <= regions[-1][1]:
+            regions[-1] = (regions[-1][0], end)
+        else:
+            regions.append((start, end))
+    return regions
 
 
-def _has_phone_word(text: str) -> bool:
+def _near_plus(text: str) -> list[Region]:
+    return _whole(text) if "+" in text or "%2" in text or "00" in text else []
+
+
+def _near_phone_word(text: str) -> list[Region]:
     lowered = text.lower()
-    return any(word in lowered for word in _PHONE_WORDS)
+    return _whole(text) if any(word in lowered for word in _PHONE_WORDS) else []
 
 
 @dataclass(frozen=True, slots=True)
 class PersonalRule:
-    """A pattern, who judges its matches, and a cheap test that says when it cannot match."""
+    """A pattern, who judges its matches, and where in a text to look for them."""
 
-    possible: Callable[[str], bool]
+    regions: Regions
     pattern: re.Pattern[str]
     judge: Judge
     keep: str = ""
@@ -266,15 +288,15 @@ class PersonalRule:
 
 
 PERSONAL: tuple[PersonalRule, ...] = (
-    PersonalRule(_has_at, _EMAIL, _email),
-    PersonalRule(_has_angle, _EMAIL_AT, lambda match: ("EMAIL", match.end())),
-    PersonalRule(_has_cnpj, _CNPJ, _cnpj),
-    PersonalRule(_has_ten_digits, _CARD, _card),
-    PersonalRule(_has_ten_digits, _CPF, _cpf),
-    PersonalRule(_has_plus, _PHONE_PLUS, _phone_plus),
-    PersonalRule(_has_phone_word, _PHONE_LABELLED, _phone_labelled, keep="label"),
-    PersonalRule(_has_ten_digits, _PHONE_BR, _phone_br),
-    PersonalRule(_has_ten_digits, _PHONE_BR_PLAIN, _phone_br),
-    PersonalRule(_has_ten_digits, _PHONE_US, lambda match: ("PHONE", match.end())),
+    PersonalRule(_near_at, _EMAIL, _email),
+    PersonalRule(_near_angle, _EMAIL_AT, lambda match: ("EMAIL", match.end())),
+    PersonalRule(_near_two_digits, _CNPJ, _cnpj),
+    PersonalRule(_near_ten_digits, _CARD, _card),
+    PersonalRule(_near_ten_digits, _CPF, _cpf),
+    PersonalRule(_near_plus, _PHONE_PLUS, _phone_plus),
+    PersonalRule(_near_phone_word, _PHONE_LABELLED, _phone_labelled, keep="label"),
+    PersonalRule(_near_ten_digits, _PHONE_BR, _phone_br),
+    PersonalRule(_near_ten_digits, _PHONE_BR_PLAIN, _phone_br),
+    PersonalRule(_near_ten_digits, _PHONE_US, lambda match: ("PHONE", match.end())),
 )
 """In this order: a CNPJ or card would otherwise be half read as a phone."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from service_kit.sanitising.personal_data import PERSONAL
+from service_kit.sanitising.personal_data import PERSONAL, Region, Regions
 from service_kit.sanitising.secret_assignments import assignment_spans, is_secret_key, is_secret_value
 from service_kit.sanitising.secret_shapes import Span, header_spans, pem_spans, token_spans, url_spans
 
@@ -90,19 +90,23 @@ def _spans(text: str) -> Iterator[Span]:
 
 
 def _personal_spans(text: str) -> Iterator[Span]:
+    known: dict[Regions, list[Region]] = {}
     for rule in PERSONAL:
-        if not rule.possible(text):
-            continue
+        regions = known.get(rule.regions)
+        if regions is None:
+            regions = known[rule.regions] = rule.regions(text)
         position = 0
-        while (match := rule.pattern.search(text, position)) is not None:
-            judged = rule.judge(match)
-            if judged is None:
-                # What follows the first character may still be one: "1234 4111 1111 1111 1111".
-                position = match.start() + 1
-                continue
-            kind, end = judged
-            yield Span(match.end(rule.keep) if rule.keep else match.start(), end, kind)
-            position = max(end, match.start() + 1)
+        for start, stop in regions:
+            position = max(position, start)
+            while (match := rule.pattern.search(text, position, stop)) is not None:
+                judged = rule.judge(match)
+                if judged is None:
+                    # What follows the first character may still be one: "1234 4111 1111 1111 1111".
+                    position = match.start() + 1
+                    continue
+                kind, end = judged
+                yield Span(match.end(rule.keep) if rule.keep else match.start(), end, kind)
+                position = max(end, match.start() + 1)
 
 
 def _merge(text: str, spans: Iterator[Span]) -> list[Span]:
