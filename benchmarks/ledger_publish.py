@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +84,25 @@ async def server(folder: Path) -> AsyncIterator[dict[str, Any]]:
         process.wait(20)
 
 
-def creation(number: int) -> proposal_service_pb2.CreateProposalRequest:
-    """Return a request for one new memory of a usual size, with one piece of evidence."""
-    content = ledger_pb2.Content(
-        title=f"Decision {number}", summary=f"Decision {number}: {TEXT[:200]}", details=TEXT, importance=0.5
-    )
-    evidence = proposal_pb2.EvidenceInput(
+def evidence(name: str) -> proposal_pb2.EvidenceInput:
+    """Return a piece of evidence from a source of its own."""
+    return proposal_pb2.EvidenceInput(
         draft=ledger_pb2.EvidenceDraft(
             source_kind=ledger_pb2.SOURCE_KIND_ADR,
-            locator=f"docs/adr/{number:04}.md",
+            locator=f"docs/adr/{name}.md",
             excerpt=TEXT[:300],
             extractor="structured/adr@1",
             reliability=0.9,
         ),
         stance=ledger_pb2.STANCE_SUPPORTS,
         confidence=0.9,
+    )
+
+
+def creation(number: int) -> proposal_service_pb2.CreateProposalRequest:
+    """Return a request for one new memory of a usual size, with one piece of evidence."""
+    content = ledger_pb2.Content(
+        title=f"Decision {number}", summary=f"Decision {number}: {TEXT[:200]}", details=TEXT, importance=0.5
     )
     return proposal_service_pb2.CreateProposalRequest(
         request_id=new_id(),
@@ -107,18 +111,20 @@ def creation(number: int) -> proposal_service_pb2.CreateProposalRequest:
                 identity_key=f"adr/{number:06}", category=ledger_pb2.CATEGORY_DESIGN_RULE, content=content
             )
         ),
-        evidence=[evidence],
+        evidence=[evidence(f"{number:04}")],
         reason="import",
     )
 
 
-async def publish(channels: dict[str, Any], numbers: Sequence[int]) -> list[float]:
+async def publish(
+    channels: Mapping[str, Any], requests: Sequence[proposal_service_pb2.CreateProposalRequest]
+) -> list[float]:
     """Create, approve and apply one batch; return the seconds of each step."""
     proposer = proposal_service_pb2_grpc.ProposalServiceStub(channels["proposer"])
     reviewer = proposal_service_pb2_grpc.ProposalServiceStub(channels["reviewer"])
     started = time.perf_counter()
     made = await proposer.BatchCreateProposals(
-        proposal_service_pb2.BatchCreateProposalsRequest(project=PROJECT, requests=[creation(n) for n in numbers])
+        proposal_service_pb2.BatchCreateProposalsRequest(project=PROJECT, requests=requests)
     )
     created = time.perf_counter()
     proposals = [result.proposal for result in made.results]
@@ -169,7 +175,7 @@ def raw_inserts(folder: Path, rows: int, batch: int) -> float:
     database = sqlite3.connect(folder / "raw.sqlite", isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
-    database.execute("CREATE TABLE raw (id TEXT PRIMARY KEY, body TEXT NOT NULL)")
+    database.execute("CREATE TABLE IF NOT EXISTS raw (id TEXT PRIMARY KEY, body TEXT NOT NULL)")
     started = time.perf_counter()
     for first in range(0, rows, batch):
         database.execute("BEGIN IMMEDIATE")
@@ -190,7 +196,7 @@ async def measure(memories: int, batch: int, writers: int) -> dict[str, Any]:
             admin = admin_service_pb2_grpc.AdminServiceStub(channels["proposer"])
             await admin.CreateProject(admin_service_pb2.CreateProjectRequest(name=PROJECT, request_id=new_id()))
             ledger = ledger_service_pb2_grpc.LedgerServiceStub(channels["proposer"])
-            await publish(channels, range(10_000_000, 10_000_000 + batch))
+            await publish(channels, [creation(n) for n in range(10_000_000, 10_000_000 + batch)])
             empty = await empty_rpc(channels["proposer"])
             first = await ledger.GetFamily(
                 ledger_service_pb2.GetFamilyRequest(project=PROJECT, identity_key="adr/10000000")
@@ -207,7 +213,8 @@ async def measure(memories: int, batch: int, writers: int) -> dict[str, Any]:
             async def writer() -> None:
                 while waiting:
                     begin = waiting.pop(0)
-                    steps.append(await publish(channels, range(begin, min(begin + batch, memories))))
+                    numbers = range(begin, min(begin + batch, memories))
+                    steps.append(await publish(channels, [creation(n) for n in numbers]))
 
             await asyncio.gather(*(writer() for _ in range(writers)))
             seconds = time.perf_counter() - started

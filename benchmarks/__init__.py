@@ -1,0 +1,1 @@
+"""Speed and ranking, measured on this machine."""
