@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from ledger_svc.domain.canonical import nfc
@@ -35,9 +35,13 @@ from ledger_svc.domain.model import (
     Stance,
     VerificationState,
 )
+from ledger_svc.domain.validate import MAX_EVIDENCE_LINKS
 
 POLICY_ISSUER: Final = "policy"
 """Issuer of the principals that stand for rules of a policy."""
+LONGEST: Final = timedelta(days=36_525)
+"""No time span of a policy is longer: a century after any moment of these days can still be written."""
+_LENGTH_RULE: Final = "must be longer than nothing and not longer than a century"
 
 _REQUIRED: Final[dict[Category, tuple[tuple[str, ...], ...]]] = {
     Category.BUSINESS_RULE: (("domain",),),
@@ -86,12 +90,13 @@ def check_policy(policy: Policy) -> None:
         where = f"policy.categories[{category}]"
         if rules.approvals_needed not in {1, 2}:
             problems.append(FieldProblem(f"{where}.approvals_needed", "must be 1 or 2"))
-        if rules.evidence.min_independent_sources < 0:
-            problems.append(FieldProblem(f"{where}.min_sources", "must not be negative"))
-        if rules.approval_lifetime.total_seconds() <= 0:
-            problems.append(FieldProblem(f"{where}.approval_lifetime", "must be longer than nothing"))
-        if rules.default_validity is not None and rules.default_validity.total_seconds() <= 0:
-            problems.append(FieldProblem(f"{where}.default_validity", "must be longer than nothing"))
+        if not 0 <= rules.evidence.min_independent_sources <= MAX_EVIDENCE_LINKS:
+            rule = f"must be 0 to {MAX_EVIDENCE_LINKS}: no proposal has more evidence"
+            problems.append(FieldProblem(f"{where}.min_sources", rule))
+        if not timedelta() < rules.approval_lifetime <= LONGEST:
+            problems.append(FieldProblem(f"{where}.approval_lifetime", _LENGTH_RULE))
+        if rules.default_validity is not None and not timedelta() < rules.default_validity <= LONGEST:
+            problems.append(FieldProblem(f"{where}.default_validity", _LENGTH_RULE))
         if not rules.reviewer_roles or not rules.approver_kinds - {PrincipalKind.AGENT}:
             problems.append(FieldProblem(where, "nobody could approve"))
     seen: set[str] = set()

@@ -343,9 +343,14 @@ def _draft_with_links(
     ledger: Ledger, state: State, proposing: Proposing, caller: Caller, now: datetime
 ) -> tuple[Draft, tuple[Evidence, ...]]:
     """Return the draft with links to registered evidence, and the evidence that is registered with it."""
-    drafts = [item.source for item in proposing.evidence if not isinstance(item.source, str)]
+    drafts: list[EvidenceDraft] = []
+    paths: list[str] = []
+    for index, item in enumerate(proposing.evidence):
+        if not isinstance(item.source, str):
+            drafts.append(item.source)
+            paths.append(f"evidence[{index}].draft")
     principal = as_principal(caller, state.project_id)
-    registered = register(state, drafts, principal, now, new_id=ledger.new_id)
+    registered = register(state, drafts, principal, now, new_id=ledger.new_id, paths=paths)
     fresh = iter(registered.evidence)
     links = []
     for item in proposing.evidence:

@@ -202,6 +202,8 @@ def content(checks: FieldChecks, message: Message, field: str = "content") -> m.
 
 def evidence_draft(checks: FieldChecks, value: ledger_pb2.EvidenceDraft) -> EvidenceDraft:
     """Return evidence to register."""
+    # Here too: the fingerprint, which is asked for before the domain looks, has no form for what is no number.
+    checks.in_range("reliability", value.reliability, 0, 1)
     return EvidenceDraft(
         source_kind=choice(checks, "source_kind", value.source_kind, SOURCE, m.SourceKind.DOCUMENT),
         locator=value.locator,

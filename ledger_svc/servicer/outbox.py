@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         for index, failure in enumerate(request.failures):
             own = checks.below(f"failures[{index}]")
             own.length("error", failure.error, at_most=2_000)
-            own.must(failure.event.id > 0, "event.id", "is required")
+            OutboxServicer._ref(own.below("event"), failure.event)
             failures.append((EventRef(failure.event.id, failure.event.fencing_token), failure.error))
         checks.raise_if_any()
         dead, lost = await self._service.fail(current_principal(), failures)
@@ -129,6 +129,8 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         del context
         checks = FieldChecks()
         checks.must(bool(request.ids or request.project), "project", "is required when ids is empty")
+        for index, ident in enumerate(request.ids):
+            checks.must(ident > 0, f"ids[{index}]", "is no id of an event")
         project_id = incoming.project(checks, request.project) if request.project else ""
         checks.raise_if_any()
         count = await self._service.redrive(current_principal(), list(request.ids), project_id)
@@ -142,12 +144,17 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         return project_id
 
     @staticmethod
-    def _refs(checks: FieldChecks, field: str, values: Iterable[pb.EventRef]) -> list[EventRef]:
+    def _refs(checks: FieldChecks, field: str, values: Sequence[pb.EventRef]) -> list[EventRef]:
         refs = [EventRef(value.id, value.fencing_token) for value in values]
         checks.count(field, refs, at_least=1, at_most=_MOST_EVENTS)
-        for index, ref in enumerate(refs):
-            checks.must(ref.id > 0, f"{field}[{index}].id", "is required")
+        for index, value in enumerate(values):
+            OutboxServicer._ref(checks.below(f"{field}[{index}]"), value)
         return refs
+
+    @staticmethod
+    def _ref(checks: FieldChecks, value: pb.EventRef) -> None:
+        checks.must(value.id > 0, "id", "is required")
+        checks.must(value.fencing_token > 0, "fencing_token", "is required, from the claim")
 
     @staticmethod
     def _lease(checks: FieldChecks, request: Message, *, required: bool) -> timedelta:

@@ -267,7 +267,7 @@ PROPOSALS: list[tuple[str, str, Callable[[Things], dict[str, Any]]]] = [
     ("confidence", "evidence[0].confidence", lambda t: {"evidence": [evidence_input(confidence=2.0)]}),
     (
         "evidence hash",
-        "evidence[0].source_hash",
+        "evidence[0].draft.source_hash",
         lambda t: {
             "evidence": [
                 proposal_pb2.EvidenceInput(

@@ -55,7 +55,13 @@ def fingerprint_of(draft: EvidenceDraft) -> str:
 
 
 def register(
-    state: State, drafts: Sequence[EvidenceDraft], registrar: Principal, now: datetime, *, new_id: Callable[[], str]
+    state: State,
+    drafts: Sequence[EvidenceDraft],
+    registrar: Principal,
+    now: datetime,
+    *,
+    new_id: Callable[[], str],
+    paths: Sequence[str] = (),
 ) -> Registration:
     """Make the records of drafts; the same fingerprint gives the record that is there already.
 
@@ -65,16 +71,17 @@ def register(
         registrar: Who brings it, from the credential.
         now: The ledger's clock.
         new_id: Makes ids.
+        paths: Where each draft is in what was asked for; ``evidence[index]`` when left out.
 
     Raises:
-        DomainError: INVALID_FIELD or LIMIT_EXCEEDED, naming the draft by its index.
+        DomainError: INVALID_FIELD or LIMIT_EXCEEDED, naming the draft by its path.
     """
     known = {record.fingerprint: record for record in state.evidence.values()}
     recorded_at = no_commit(state, now).recorded_at
     records: list[Evidence] = []
     added: list[Evidence] = []
     for index, draft in enumerate(drafts):
-        _check(draft, registrar, f"evidence[{index}]")
+        _check(draft, registrar, paths[index] if paths else f"evidence[{index}]")
         record = _record(draft, "", state.project_id, registrar, recorded_at)
         existing = known.get(record.fingerprint)
         if existing is None:
@@ -93,7 +100,8 @@ def decide_evidence(
     Raises:
         DomainError: As ``register``.
     """
-    registration = register(state, drafts, registrar, now, new_id=new_id)
+    paths = ("evidence",) if len(drafts) == 1 else ()
+    registration = register(state, drafts, registrar, now, new_id=new_id, paths=paths)
     if not registration.added:
         return registration, None
     change = replace(no_commit(state, now), evidence=registration.added)

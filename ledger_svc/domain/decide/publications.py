@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Final
 
 from ledger_svc.domain import errors, names
 from ledger_svc.domain.canonical import content_hash, revision_hash
@@ -39,6 +40,9 @@ from ledger_svc.domain.timeline import (
     Publish,
     sort_rows,
 )
+
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
+"""A default end after that is none."""
 
 
 def create(state: State, mutation: Create | CreateAndLink, making: Making) -> Effect:
@@ -141,7 +145,7 @@ def _interval(
 ) -> tuple[datetime, datetime | None]:
     start = valid_from if valid_from is not None else making.recorded_at
     stop = valid_to
-    if stop is None and making.default_validity is not None:
+    if stop is None and making.default_validity is not None and start <= _LAST - making.default_validity:
         stop = start + making.default_validity
     if stop is not None and stop <= start:
         raise errors.invalid_field("valid_to", "must be after valid_from; without one, after the time of the apply")
