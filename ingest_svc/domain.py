@@ -169,6 +169,8 @@ class EvidenceDraft:
     stance: Stance = Stance.SUPPORTS
     confidence: float = 1.0
     claim: str = ""
+    source_time: datetime | None = None
+    """When the source says that it was made; None when only the observation's own time is known."""
 
     @property
     def excerpt_hash(self) -> str:

@@ -139,8 +139,13 @@ class LedgerClient(Protocol):
     async def rules(self, project: str) -> Rules:
         """Return the policy of a project as far as the gates read it."""
 
-    async def record(self, project: str, observations: Sequence[CleanObservation]) -> Sequence[Recorded | DomainError]:
-        """Record observations; the same locator and hash is the same observation."""
+    async def record(
+        self, project: str, observations: Sequence[CleanObservation], *, request_id: str = ""
+    ) -> Sequence[Recorded | DomainError]:
+        """Record observations; the same locator and hash is the same observation.
+
+        Under a request id of the caller's the answer is that of the first time, and other content is refused.
+        """
 
     async def stored(self, project: str, branch: str, keys: Sequence[str]) -> Mapping[str, Stored]:
         """Return what is published under identity keys; missing ones are left out."""
@@ -180,12 +185,14 @@ class GrpcLedgerClient:
             raise from_rpc_error(error, "ledger") from None
         return rules_of(response.project.policy)
 
-    async def record(self, project: str, observations: Sequence[CleanObservation]) -> Sequence[Recorded | DomainError]:
+    async def record(
+        self, project: str, observations: Sequence[CleanObservation], *, request_id: str = ""
+    ) -> Sequence[Recorded | DomainError]:
         """Record observations."""
         found: list[Recorded | DomainError] = []
         for part in _parts([_observation(clean) for clean in observations]):
             request = observation_service_pb2.RecordObservationsRequest(
-                project=_project(project), request_id=new_id(), observations=part
+                project=_project(project), request_id=request_id or new_id(), observations=part
             )
             try:
                 response = await self._observations.RecordObservations(request, timeout=BULK_TIMEOUT_SECONDS)

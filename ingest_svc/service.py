@@ -159,6 +159,8 @@ class IngestService:
         The request is recorded as an observation, so that a repeated one finds its first answer.
         """
         clean, redactions = clean_of(observation)
+        # Twice: under the caller's id, where another request is refused before it is stored; then for its outcome.
+        await self._ledger.record(target.project, [clean], request_id=f"propose/{request_id}")
         recorded = (await self._ledger.record(target.project, [clean]))[0]
         if isinstance(recorded, DomainError):
             raise recorded

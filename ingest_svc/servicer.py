@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 import grpc.aio
@@ -42,6 +43,16 @@ MAX_ATTRIBUTES: Final = 200
 MAX_REASON_CHARS: Final = 2_000
 MAX_REQUEST_ID_CHARS: Final = 100
 MAX_EVIDENCE: Final = 50
+# What the ledger takes; asked for here, before anything of a request is recorded.
+MAX_IDENTITY_KEY_CHARS: Final = 200
+MAX_CLAIM_CHARS: Final = 2_000
+MAX_TEXT_CHARS: Final = 65_536
+MAX_TEXTS_CHARS: Final = {"title": 300}
+MAX_ITEMS: Final = 1_000
+MAX_ITEM_CHARS: Final = 16_384
+MAX_CONTENT_ATTRIBUTES: Final = 100
+MAX_ATTRIBUTE_NAME_CHARS: Final = 100
+MAX_ATTRIBUTE_CHARS: Final = 2_000
 PROPOSER: Final = "proposer"
 
 _MUTATIONS: Final = {
@@ -49,6 +60,7 @@ _MUTATIONS: Final = {
     Disposition.UPDATE: "update",
     Disposition.REFINEMENT: "create_and_link",
 }
+_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,100}", re.ASCII)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -257,6 +269,7 @@ def _candidate(
     own = checks.below("candidate")
     own.enum("category", value.category, ledger_pb2.Category)
     category = translate.category_from_proto(value.category) or Category.DESIGN_RULE
+    own.length("identity_key", value.identity_key, at_most=MAX_IDENTITY_KEY_CHARS)
     content = _content(own, value)
     valid_from = own.timestamp(value, "valid_from")
     own.count("evidence", value.evidence, at_most=MAX_EVIDENCE)
@@ -284,8 +297,17 @@ def _content(checks: FieldChecks, value: pb.CandidateInput) -> Content:
     if not checks.present(value, "content"):
         return Content(title="")
     own = checks.below("content")
-    if own.required("title", value.content.title):
-        own.length("title", value.content.title, at_most=300)
+    own.required("title", value.content.title)
+    for field, text in value.content.ListFields():
+        if isinstance(text, str):
+            own.length(field.name, text, at_most=MAX_TEXTS_CHARS.get(field.name, MAX_TEXT_CHARS))
+        elif field.type == field.TYPE_STRING and own.count(field.name, text, at_most=MAX_ITEMS):
+            for index, item in enumerate(text):
+                own.length(f"{field.name}[{index}]", item, at_most=MAX_ITEM_CHARS)
+    if own.count("attributes", list(value.content.attributes), at_most=MAX_CONTENT_ATTRIBUTES):
+        for name, text in value.content.attributes.items():
+            own.length("attributes", name, at_most=MAX_ATTRIBUTE_NAME_CHARS)
+            own.length(f"attributes.{name}", text, at_most=MAX_ATTRIBUTE_CHARS)
     own.in_range("importance", value.content.importance, 0, 1)
     if own.optional_enum("standing", value.content.standing, ledger_pb2.Standing) is None:
         return Content(title="")
@@ -297,6 +319,7 @@ def _evidence(
 ) -> EvidenceDraft | EvidenceReference | None:
     stance = checks.enum("stance", value.stance, ledger_pb2.Stance)
     checks.in_range("confidence", value.confidence, 0, 1)
+    checks.length("claim", value.claim, at_most=MAX_CLAIM_CHARS)
     if value.WhichOneof("evidence") == "name":
         checks.name("name", value.name, names.NameKind.EVIDENCE, project=project)
         if stance is None:
@@ -314,6 +337,12 @@ def _evidence(
     if own.required("locator", draft.locator):
         own.length("locator", draft.locator, at_most=MAX_LOCATOR_CHARS)
     own.in_range("reliability", draft.reliability, 0, 1)
+    own.length("excerpt", draft.excerpt, at_most=MAX_TEXT_CHARS)
+    own.length("author", draft.author, at_most=MAX_LOCATOR_CHARS)
+    own.length("extractor", draft.extractor, at_most=MAX_LOCATOR_CHARS)
+    if draft.source_hash:
+        own.pattern("source_hash", draft.source_hash, _HASH, "must be sha256:<64 hex digits> or empty")
+    source_time = own.timestamp(draft, "source_time")
     kind = translate.source_kind_from_proto(draft.source_kind)
     if stance is None or kind is None:
         return None
@@ -328,6 +357,7 @@ def _evidence(
         stance=Stance(stance.removeprefix("STANCE_")),
         confidence=value.confidence,
         claim=value.claim,
+        source_time=source_time,
     )
 
 
@@ -353,6 +383,8 @@ def _statement(request: pb.ProposeMemoryRequest, candidate: Candidate) -> RawObs
             "identity_key": candidate.identity_key,
             "reason": request.reason,
             "branch": request.branch or "main",
+            # Tells another request under the same id apart, also where its texts are the same.
+            "request_hash": sha256(request.SerializeToString(deterministic=True)).hexdigest(),
         },
     )
 

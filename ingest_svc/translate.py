@@ -119,7 +119,7 @@ def evidence_to_proto(evidence: EvidenceDraft, source_time: datetime | None = No
         confidence=evidence.confidence,
         claim=evidence.claim,
     )
-    set_time(message.draft.source_time, source_time)
+    set_time(message.draft.source_time, evidence.source_time or source_time)
     return message
 
 
