@@ -180,7 +180,7 @@ def observations_of(home: Home, *, locator: str, text: str = "so") -> observatio
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
-Build = Callable[[Whole, Home], Awaitable[Message]]
+Build = Callable[[Whole, Home], Awaitable[Any]]
 
 
 def _now(build: Callable[[Home], Message]) -> Build:

@@ -103,7 +103,9 @@ class Whole:
         """The stubs for a principal; those of "nobody" carry no credential."""
         if who not in self._clients:
             text = "" if who == "nobody" else self.token(who, principal)
-            self._clients[who] = AllStubs(connect(self.address, token=lambda: text, timeout_seconds=30.0))
+            # It sends more than any server takes: the server is to refuse it, not the client.
+            channel = connect(self.address, token=lambda: text, timeout_seconds=30.0, max_message_bytes=64 << 20)
+            self._clients[who] = AllStubs(channel)
         return self._clients[who]
 
     async def close(self) -> None:
