@@ -30,8 +30,9 @@ DIMENSIONS: Final = 512
 MAX_TEXT_BYTES: Final = 8_192
 """Longer texts are cut for the vector only: the tokenizer is pure Python, and the mean of a long text gains nothing."""
 
-BATCH_SIZE: Final = 256
-"""Texts per hand-over to the worker: small enough that closing waits well under a second."""
+BATCH_SIZE: Final = 64
+"""Texts per hand-over to the worker. More cost the same by the text, and whoever comes in between (an admission's
+comparison, a shutdown) waits for one hand-over."""
 
 _LOG = logging.getLogger(__name__)
 

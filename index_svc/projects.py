@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from index_svc.ledger_client import LedgerClient
@@ -11,15 +12,21 @@ from service_kit.errors import DomainError, Reason, not_found, permission_denied
 from service_kit.names import project_name
 from service_kit.principals import ALL_PROJECTS, Principal, Role, require
 
-_ASKING_SECONDS: Final = 5.0
+_ASKING_SECONDS: Final = 2.0
 _LOG = logging.getLogger(__name__)
 
 
 class Projects:
-    """Lets callers into projects."""
+    """Lets callers into projects.
 
-    def __init__(self, ledger: LedgerClient) -> None:
+    Args:
+        ledger: Knows which projects there are.
+        holds: Says whether the index has something of a project: then it exists, and nobody need wait for the ledger.
+    """
+
+    def __init__(self, ledger: LedgerClient, holds: Callable[[str], bool] = lambda _project: False) -> None:
         self._ledger = ledger
+        self._holds = holds
         self._known: set[str] = set()
 
     async def enter(self, caller: Principal, project: str, role: Role) -> None:
@@ -30,7 +37,7 @@ class Projects:
                 administers all projects and may know: then NOT_FOUND.
         """
         require(caller, project, role)
-        if project in self._known or await self._exists(project):
+        if project in self._known or self._holds(project) or await self._exists(project):
             return
         if caller.can(ALL_PROJECTS, Role.ADMIN):
             raise not_found(project_name(project))

@@ -144,12 +144,18 @@ class IndexService:
         self._follower = follower
         self._clock = clock
 
+    def holds(self, project: str) -> bool:
+        """Return whether commits of the project are in the index."""
+        if not self._generations.is_serving:
+            return False
+        return self._generations.live.state.applied_position(project) > 0
+
     async def search(self, request: Search) -> SearchAnswer:
         """Return candidates for a question.
 
         Raises:
-            DomainError: MODEL_MISMATCH for a vector of another model; NOT_FOUND for a project that the ledger does
-                not have; DEPENDENCY_UNAVAILABLE when no way of searching works.
+            DomainError: MODEL_MISMATCH for a vector of another model; DEPENDENCY_UNAVAILABLE when no way of searching
+                works.
         """
         vector = self._given(request.vector) if request.vector is not None else None
         now = micros(self._clock.now())
@@ -165,7 +171,6 @@ class IndexService:
             categories=request.categories,
         )
         with self._generations.reading() as generation:
-            await self._refuse_unknown(generation, request.project)
             # Read first: what is found may be newer than this position, never older.
             applied = generation.state.applied_position(request.project)
             searcher = generation.searcher
@@ -208,7 +213,6 @@ class IndexService:
         vectors = dict(zip(order, await self._embedder.embed_and_remember(order), strict=True))
         where = PointFilter(project, branch, roles=HEADS, categories=(category,) if category else ())
         with self._generations.reading() as generation:
-            await self._refuse_unknown(generation, project)
             applied = generation.state.applied_position(project)
             found = [
                 tuple(
@@ -287,19 +291,6 @@ class IndexService:
             raise invalid("query_vector.values", "must be finite numbers, not all of them zero")
         unit: Vector = checked(values[None, :], 1, identity)[0]
         return unit
-
-    async def _refuse_unknown(self, generation: Generation, project: str) -> None:
-        """Ask the ledger about a project of which nothing is here: an empty answer must mean an empty project."""
-        if generation.state.applied_position(project) > 0:
-            return
-        try:
-            async with asyncio.timeout(_STATS_SECONDS):
-                await self._ledger.stats(project)
-        except (DomainError, TimeoutError) as error:
-            if isinstance(error, DomainError) and error.reason is Reason.NOT_FOUND:
-                raise
-            # The ledger is away: an answer with applied_position 0 says enough.
-            _LOG.info("could not ask the ledger about %s", project)
 
     def _compared(self, generation: Generation, project: str, branch: str, support: Support) -> MeasuredSupport:
         known = generation.state.calibration(project, branch)

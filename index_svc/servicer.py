@@ -52,7 +52,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
     def __init__(self, service: IndexService, ledger: LedgerClient) -> None:
         self._service = service
         self._ledger = ledger
-        self._projects = Projects(ledger)
+        self._projects = Projects(ledger, service.holds)
 
     async def SearchCandidates(  # noqa: N802 - gRPC's name
         self, request: index_service_pb2.SearchCandidatesRequest, context: Context

@@ -276,6 +276,34 @@ async def test_bad_requests_name_their_field(tmp_path: Path) -> None:
             assert [f.field for f in refused.value.fields] == [wrong]
 
 
+async def test_a_ledger_that_is_away_does_not_hold_up_a_search(tmp_path: Path) -> None:
+    """R7: what is indexed is found without the ledger; the status says that the lag is not known."""
+    async with index_world(tmp_path) as world:
+        row = world.ledger.publish(content("Refunds take fourteen days"))
+        await until(lambda: _caught_up(world, 1))
+        await world.ledger.stop()
+        request = pb.SearchCandidatesRequest(project="projects/billing", text="refunds")
+        answer = await world.stub.SearchCandidates(request, metadata=world.as_("reader"), timeout=1)
+        assert [c.revision for c in answer.candidates] == [row.name]
+        assert answer.applied_position == 1
+        assert "ledger" in {d.part for d in (await world.status()).degraded}
+
+
+async def test_what_admission_compared_is_not_embedded_again(tmp_path: Path) -> None:
+    """G5: a text that was compared for admission and is then published costs one embedding, not two."""
+    async with index_world(tmp_path) as world:
+        world.ledger.create_project()
+        await world.settled()
+        text = pb.SimilarText(title="Refunds", summary="They take fourteen days.")
+        request = pb.FindSimilarRequest(project="projects/billing", texts=[text])
+        await world.call("FindSimilar", request, "reader")
+        await world.call("FindSimilar", request, "reader")
+        world.ledger.publish(content("Refunds", "They take fourteen days."))
+        await world.settled()
+        assert world.embedder.embedded.count("Refunds. They take fourteen days.") == 1
+        assert len((await world.call("FindSimilar", request, "reader")).results[0].neighbours) == 1
+
+
 async def test_odd_questions_get_an_answer(tmp_path: Path) -> None:
     """R8: emoji, CJK, only stop words, 10 kB and accents are questions like any other."""
     async with index_world(tmp_path) as world:
