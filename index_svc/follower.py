@@ -116,12 +116,17 @@ class Follower:
             DomainError: The ledger refuses the service itself (its token, its role).
         """
         backoff = self._backoff()
+        looked_back = False
         while not stop.is_set():
             if not self._projector.targets:
                 self._note("no collection is open; a rebuild makes one")
                 await _sleep(stop, backoff.next())
                 continue
             try:
+                if not looked_back:
+                    # What was acknowledged right before the last stop, or a ledger that was restored meanwhile.
+                    await self.refresh_applied({p for t in self._projector.targets for p in t.state.projects()})
+                    looked_back = True
                 events = await _unless(stop, self._claim())
                 if events:
                     await self.handle(events, stop)

@@ -49,9 +49,13 @@ class StateFolder:
         """Return whether the collection was filled once, and its state is still there."""
         return self._mark(name).exists() and self._file(name).exists()
 
-    def mark_complete(self, name: str) -> None:
-        """Note that the collection was filled."""
-        self._mark(name).touch()
+    def mark_complete(self, name: str, ledger_id: str) -> None:
+        """Note that the collection was filled, and from which ledger."""
+        self._mark(name).write_text(ledger_id, "utf-8")
+
+    def ledger_id(self, name: str) -> str:
+        """Return which ledger the collection was filled from."""
+        return self._mark(name).read_text("utf-8")
 
     def mark_incomplete(self, name: str) -> None:
         """Note that something has to be filled again, so that a crash before that does not go unnoticed."""
@@ -141,9 +145,9 @@ class Generations:
         await self._projector.add_target(self._filling)
         return self._filling
 
-    async def promote(self, generation: Generation) -> None:
+    async def promote(self, generation: Generation, ledger_id: str = "") -> None:
         """Let a filled generation serve; the one before is closed and removed when its last search has ended."""
-        self.mark_complete(generation)
+        self.mark_complete(generation, ledger_id)
         if generation is self._live:
             self._filling = None
             return
@@ -155,9 +159,14 @@ class Generations:
             await self._projector.remove_target(before)
             await self._retire(before)
 
-    def mark_complete(self, generation: Generation) -> None:
-        """Note that everything of the ledger is in a generation."""
-        self._states.mark_complete(generation.collection.name)
+    def is_of(self, ledger_id: str) -> bool:
+        """Return whether the generation that serves was filled from this ledger."""
+        name = self.live.collection.name
+        return not self.live.complete or self._states.ledger_id(name) == ledger_id
+
+    def mark_complete(self, generation: Generation, ledger_id: str) -> None:
+        """Note that everything of a ledger is in a generation."""
+        self._states.mark_complete(generation.collection.name, ledger_id)
         generation.complete = True
 
     def mark_incomplete(self, generation: Generation) -> None:

@@ -141,6 +141,10 @@ class Rebuilds:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Carry out what is asked for, until ``stop`` is set."""
+        check = asyncio.ensure_future(self._refuse_another_ledger())
+        await _first(check, stop.wait(), cancel=False)
+        if not check.done():
+            check.cancel()
         while not stop.is_set():
             await _first(self._wanted.wait(), stop.wait())
             self._wanted.clear()
@@ -157,6 +161,17 @@ class Rebuilds:
                 return
             await work
 
+    async def _refuse_another_ledger(self) -> None:
+        """Ask for a rebuild when the index was filled from another ledger than the one that it follows now."""
+        try:
+            ledger_id = await patiently(self._ledger.ledger_id)
+        except DomainError as error:
+            _LOG.warning("could not ask the ledger who it is (%s)", error.reason)
+            return
+        if self._generations.is_serving and not self._generations.is_of(ledger_id) and self.running is None:
+            _LOG.warning("the index is of another ledger; filling it anew")
+            self.start(new_id(), "local:index")
+
     async def _carry_out(self, run: Run) -> None:
         try:
             generation = await self._generations.begin()
@@ -168,7 +183,7 @@ class Rebuilds:
             applied, skipped = await self._fill(run.name, generation)
             with suppress(DomainError):  # an embedder that is away now is asked again by the first question
                 await generation.searcher.prepare()
-            await self._generations.promote(generation)
+            await self._generations.promote(generation, await patiently(self._ledger.ledger_id))
             await self._projector.set_applied(applied)
         except asyncio.CancelledError:
             raise

@@ -194,7 +194,7 @@ class _Run:
             self._generations.mark_incomplete(self._generation)
             await self._projector.clear_project(self._generation, self._project)
             applied, _ = await fill_project(self._ledger, self._projector, self._generation, self._project)
-            self._generations.mark_complete(self._generation)
+            self._generations.mark_complete(self._generation, await self._ledger.ledger_id())
             await self._projector.set_applied({self._project: applied})
             left = await self.confirmed(wanted)
         return sum(len(drifts) for drifts in left.values())

@@ -230,6 +230,37 @@ async def test_a_lost_state_or_folder_fills_itself_again(tmp_path: Path) -> None
                 assert (await world.search("rule number 3")).heads == 5
 
 
+async def test_an_index_of_another_ledger_fills_itself_anew(tmp_path: Path) -> None:
+    """I4, I5: a folder that belongs to another ledger is noticed at the start, though positions and names may agree."""
+    async with StubLedger(ledger_id="one") as ledger, index_world(tmp_path, ledger=ledger) as world:
+        ledger.publish(content("A rule of the first ledger"))
+        await world.settled()
+    async with StubLedger(ledger_id="two") as ledger, index_world(tmp_path, ledger=ledger) as world:
+        row = ledger.publish(content("A rule of the second ledger"))
+
+        async def only_the_second() -> bool:
+            return [p.revision for p in (await world.points()).values()] == [row.name]
+
+        await until(only_the_second)
+        await world.settled()
+        assert await world.drifts() == []
+
+
+async def test_a_restored_ledger_is_noticed_at_the_start(tmp_path: Path) -> None:
+    """I5: a ledger that was restored while the index was down is met with a repair, without any new commit."""
+    async with StubLedger() as ledger:
+        async with index_world(tmp_path, ledger=ledger) as world:
+            kept = ledger.publish(content("Kept rule"))
+            await world.settled()
+            backup = copy.deepcopy(ledger.projects)
+            ledger.publish(content("Rule from the future"))
+            await until(lambda: _applied(world, 2))
+        ledger.restore(backup)
+        async with index_world(tmp_path, ledger=ledger) as world:
+            await until(lambda: _applied(world, 1))
+            assert [p.revision for p in (await world.points()).values()] == [kept.name]
+
+
 async def test_verification_finds_every_kind_and_repairs_it(tmp_path: Path) -> None:
     """I4: missing, stale, orphan, wrong hash, wrong vector: each is found, named and mended; then nothing is left."""
     async with index_world(tmp_path) as world:
