@@ -118,14 +118,13 @@ def run_group(
 def _prefetch(state: WorkingState, decisions: Sequence[Decision[Any]]) -> Generator[Load | Persist, None, None]:
     # Twice: the proposals that decisions name say which heads they need.
     for _ in range(2):
-        wanted: StateQuery | None = None
+        asked: list[StateQuery] = []
         for decision in decisions:
             try:
-                asked = decision.needs(state)
+                asked.append(decision.needs(state))
             except Exception:  # noqa: BLE001, S112 - it is asked again when its turn comes, and answers then
                 continue
-            wanted = asked if wanted is None else wanted | asked
-        missing = None if wanted is None else state.missing(wanted)
+        missing = state.missing(StateQuery.union(asked)) if asked else None
         if missing is None:
             return
         yield Load(missing)

@@ -7,8 +7,10 @@ committed yet. That is the whole concurrency control, the same for every store.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ledger_svc.domain.model import Admission, ChangeSet, Observation, RelationKind, Signal, StoredReply
 from ledger_svc.domain.state import FamilyBranch, State, StateNeeds, apply_to_state
@@ -39,6 +41,21 @@ class StateQuery:
     def project_id(self) -> str:
         """The project that it is about."""
         return self.needs.project_id
+
+    @staticmethod
+    def union(queries: Sequence[StateQuery]) -> StateQuery:
+        """Return one query for what all of several ask for; they are about one project, and at least one."""
+        first = queries[0]
+        if any(query.project_id != first.project_id for query in queries):
+            raise ValueError("needs of two projects are never read together")
+        needs: dict[str, Any] = {name: frozenset().union(*(getattr(q.needs, name) for q in queries)) for name in _SETS}
+        return StateQuery(
+            replace(first.needs, **needs),
+            min(query.rows_since for query in queries),
+            frozenset[ReplyKey]().union(*(query.replies for query in queries)),
+            frozenset[str]().union(*(query.observations for query in queries)),
+            frozenset[ObservationKey]().union(*(query.observation_keys for query in queries)),
+        )
 
     def __or__(self, other: StateQuery) -> StateQuery:
         return StateQuery(
@@ -73,6 +90,8 @@ class WorkingState:
     project_id: str
     state: State | None = None
     """None while the project does not exist."""
+    importing: bool = False
+    """Whether it does not exist yet because an import of it has not ended."""
     replies: dict[ReplyKey, StoredReply] = field(default_factory=dict)
     observations: dict[str, Observation] = field(default_factory=dict)
     admissions: dict[str, int] = field(default_factory=dict)

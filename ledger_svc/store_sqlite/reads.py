@@ -66,7 +66,9 @@ class Reader:
 
     def project(self, project_id: str) -> ProjectView | None:
         """Return a project with its policy in force."""
-        row = self._one("SELECT body, position, recorded_at FROM projects WHERE project_id = ?", project_id)
+        row = self._one(
+            "SELECT body, position, recorded_at FROM projects WHERE project_id = ? AND importing = 0", project_id
+        )
         return None if row is None else self._project_view(row)
 
     def _project_view(self, row: Any) -> ProjectView:
@@ -85,14 +87,15 @@ class Reader:
         """Return projects in order of their ids; only some of them, when named."""
         if only is None:
             found = self._all(
-                "SELECT body, position, recorded_at FROM projects WHERE project_id > ? ORDER BY project_id LIMIT ?",
+                "SELECT body, position, recorded_at FROM projects WHERE project_id > ? AND importing = 0 "
+                "ORDER BY project_id LIMIT ?",
                 after,
                 limit,
             )
         else:
             found = self._all(
                 "SELECT p.body, p.position, p.recorded_at FROM json_each(?) AS j CROSS JOIN projects AS p "
-                "ON p.project_id = j.value ORDER BY j.value LIMIT ?",
+                "ON p.project_id = j.value WHERE p.importing = 0 ORDER BY j.value LIMIT ?",
                 json.dumps(sorted(i for i in only if i > after)),
                 limit,
             )
@@ -100,7 +103,7 @@ class Reader:
 
     def position(self, project_id: str) -> int | None:
         """Return the newest position of a project, None when there is no such project."""
-        row = self._one("SELECT position FROM projects WHERE project_id = ?", project_id)
+        row = self._one("SELECT position FROM projects WHERE project_id = ? AND importing = 0", project_id)
         return None if row is None else int(row[0])
 
     # --- Families, revisions ----------------------------------------------------------------------------------------

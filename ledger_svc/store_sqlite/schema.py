@@ -26,7 +26,10 @@ CREATE TABLE projects (
     position INTEGER NOT NULL DEFAULT 0,
     recorded_at INTEGER NOT NULL DEFAULT 0,
     audit_sequence INTEGER NOT NULL DEFAULT 0,
-    audit_hash TEXT NOT NULL DEFAULT ''
+    audit_hash TEXT NOT NULL DEFAULT '',
+    importing INTEGER NOT NULL DEFAULT 0,
+    import_digest TEXT NOT NULL DEFAULT '',
+    import_records INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE policies (
@@ -293,7 +296,10 @@ _NEVER_DELETED: Final = (
 
 _MUTABLE: Final[dict[str, tuple[str, ...]]] = {
     "meta": ("value",),
-    "projects": ("body", "position", "recorded_at", "audit_sequence", "audit_hash"),
+    "projects": (
+        *("body", "position", "recorded_at", "audit_sequence", "audit_hash"),
+        *("importing", "import_digest", "import_records"),
+    ),
     "timeline_rows": ("recorded_to", "closed_position"),
     "heads": ("revision_id", "number", "position", "recorded_at", "invalid_from"),
     "relations": ("retired_from", "retired_recorded_at", "retired_position"),
@@ -309,7 +315,9 @@ _WRITTEN_ONCE: Final[dict[str, str]] = {
     "relations": "OLD.retired_position <> 0",
     "review_flags": "OLD.cleared_position <> 0",
     "proposals": "OLD.status NOT IN ('PENDING', 'APPROVED')",
-    "projects": "NEW.position < OLD.position OR NEW.audit_sequence < OLD.audit_sequence",
+    "projects": (
+        "NEW.position < OLD.position OR NEW.audit_sequence < OLD.audit_sequence OR NEW.importing > OLD.importing"
+    ),
     "heads": "NEW.position < OLD.position",
 }
 """When even the mutable columns are settled."""

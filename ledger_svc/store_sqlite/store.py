@@ -23,10 +23,12 @@ from ledger_svc.domain.model import (
     RelationKind,
     Revision,
 )
+from ledger_svc.domain.moving import ImportProgress, ImportStep, MovingRecord
 from ledger_svc.group import Decision, Outcome
+from ledger_svc.moving import RecordSink
 from ledger_svc.news import News
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
-from ledger_svc.store_sqlite import schema
+from ledger_svc.store_sqlite import moving, schema
 from ledger_svc.store_sqlite.audit_scan import scan
 from ledger_svc.store_sqlite.connection import MEMORY, FileLock, connect
 from ledger_svc.store_sqlite.governance_reads import GovernanceReader
@@ -185,6 +187,8 @@ class SqliteLedgerStore:
                 raise overloaded("max_waiting_writes", self._writer.most_waiting)
         except WriterClosedError:
             raise shutting_down() from None
+        # When the caller has gone, nobody else asks for the error; it is not a loose end.
+        job.future.add_done_callback(_look)
         try:
             # Shielded: what is queued is decided and stored whether or not its caller still waits.
             return await asyncio.shield(job.future)
@@ -334,6 +338,23 @@ class SqliteLedgerStore:
         """Show the verifier everything as stored."""
         return await self._readers.run(lambda connection: scan(connection, project_id, verifier))
 
+    # --- Moving house -----------------------------------------------------------------------------------------------
+
+    async def export(self, project_id: str, sink: RecordSink) -> bool:
+        """Put every record of a project into the sink, in order and from one snapshot."""
+        return await self._readers.run(lambda connection: moving.export(connection, project_id, sink))
+
+    async def import_progress(self, project_id: str) -> ImportProgress:
+        """Return what is known of a project that is to be imported."""
+        return await self._readers.run(lambda connection: moving.progress(connection, project_id))
+
+    async def import_step(self, step: ImportStep, records: Sequence[MovingRecord]) -> bool:
+        """Do a step of an import; False when it was done before."""
+        done = await self._write(lambda connection: moving.import_step(connection, step, records))
+        if done and step.last:
+            self._news.announce((step.project_id,))
+        return done
+
     # --- Outbox -----------------------------------------------------------------------------------------------------
 
     async def claim_events(
@@ -380,6 +401,11 @@ class SqliteLedgerStore:
         if found:
             self._news.announce(())
         return found
+
+
+def _look(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _prepare(database: str) -> tuple[sqlite3.Connection, StoreInfo]:

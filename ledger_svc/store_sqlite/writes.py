@@ -41,11 +41,12 @@ class StateLoader:
     def begin(self, project_id: str) -> WorkingState:
         """Return the state of a project with nothing but the project in it."""
         row = self._one(
-            "SELECT body, position, recorded_at, audit_sequence, audit_hash FROM projects WHERE project_id = ?",
+            "SELECT body, position, recorded_at, audit_sequence, audit_hash, importing FROM projects "
+            "WHERE project_id = ?",
             project_id,
         )
-        if row is None:
-            return WorkingState(project_id)
+        if row is None or row[5]:
+            return WorkingState(project_id, importing=row is not None)
         project = r.project_of(row[0])
         policy = self._one(
             "SELECT body FROM policies WHERE project_id = ? AND version = ?", project_id, project.policy_version
@@ -387,7 +388,8 @@ class Persister:
                 "INSERT INTO proposals (proposal_id, project_id, body, status, progress) VALUES (?, ?, ?, ?, ?)",
                 (proposal.proposal_id, proposal.project_id, body, status, progress),
             )
-            families = sorted({head.family_id for head in proposal.expected_heads})
+            about = {*(head.family_id for head in proposal.expected_heads), proposal.result_family_id}
+            families = sorted(about - {""})
             self._many(
                 "INSERT INTO proposal_families (family_id, proposal_id, seq) VALUES (?, ?, ?)",
                 [(family_id, proposal.proposal_id, cursor.lastrowid) for family_id in families],

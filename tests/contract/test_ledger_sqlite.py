@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 import time
@@ -30,6 +31,7 @@ from ledger_svc.outbox import MOST_ATTEMPTS
 from ledger_svc.store_sqlite import SchemaTooNewError, SqliteLedgerStore
 from ledger_svc.store_sqlite.connection import connect
 from ledger_svc.views import Detail, HeadsPageQuery, HeadsQuery, ProjectionKey, RelationsQuery
+from service_kit.errors import DomainError, Reason
 from tests.contract.test_ledger_store_contract import ANA, World
 
 IMMUTABLE = {
@@ -136,6 +138,70 @@ async def test_a_newer_schema_is_refused(file: Path) -> None:
     database.close()
     with pytest.raises(SchemaTooNewError, match="start a newer program"):
         await SqliteLedgerStore.open(file)
+
+
+# --- Faults -----------------------------------------------------------------------------------------------------------
+
+
+class FaultyConnection(sqlite3.Connection):
+    """A connection on which the n-th statement that writes fails, once."""
+
+    fail_at = 0
+    writes = 0
+
+    def _count(self, sql: str) -> None:
+        if sql.lstrip().startswith(("INSERT", "UPDATE", "DELETE", "COMMIT")):
+            cls = FaultyConnection
+            cls.writes += 1
+            if cls.writes == cls.fail_at:
+                raise sqlite3.OperationalError("disk I/O error")
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        """Run a statement, or fail."""
+        self._count(sql)
+        return super().execute(sql, *args)
+
+    def executemany(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        """Run a statement many times, or fail."""
+        self._count(sql)
+        return super().executemany(sql, *args)
+
+
+async def test_a_fault_at_any_step_of_an_apply_leaves_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1: whichever statement of the apply fails, even the commit: nothing is there; asked again, all of it is."""
+    plain = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: plain(*a, **{**k, "factory": FaultyConnection}))
+    store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite")
+    try:
+        world = World(store)
+        await world.make_project()
+        base, above = await world.create("base"), await world.create("above")
+        await world.publish(Link(RelationKind.DEPENDS_ON, above, base))
+        position, faults = 3, 0
+        for step in range(1, 60):
+            view = await world.approve(await world.propose(Supersede(base, Content(f"step {step}"))))
+            item = (world.request(ANA, "ApplyProposal"), view.proposal.proposal_id, "")
+            FaultyConnection.writes, FaultyConnection.fail_at = 0, step
+            (answer,) = await asyncio.gather(
+                world.proposals.apply(ANA, "p1", [item], brief=True), return_exceptions=True
+            )
+            FaultyConnection.fail_at = 0
+            if not isinstance(answer, BaseException):
+                break
+            assert isinstance(answer, DomainError)
+            assert answer.reason is Reason.DEPENDENCY_UNAVAILABLE
+            faults += 1
+            assert await store.position("p1") == position
+            assert await store.verify("p1", ChainVerifier()) == []
+            (applied,) = await world.proposals.apply(ANA, "p1", [item], brief=True)
+            position += 1
+            assert getattr(applied, "position", 0) == position
+        assert faults > 12
+        assert await store.verify("p1", ChainVerifier()) == []
+    finally:
+        await store.close()
 
 
 # --- Tampering --------------------------------------------------------------------------------------------------------
@@ -421,8 +487,6 @@ async def _measure(world: World, family: str, others: tuple[str, ...], turn: int
 
 async def test_many_decisions_share_one_transaction(tmp_path: Path) -> None:
     """L2: group commit: what waits together is written together; each decision of it stays all or nothing."""
-    import asyncio
-
     store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite")
     try:
         world = World(store)
