@@ -10,7 +10,7 @@ from decisionssearch.ledger.v1 import evidence_service_pb2_grpc
 
 from ledger_svc.domain.model import VerificationState
 from ledger_svc.service.evidence import EvidenceService
-from ledger_svc.servicer import incoming, outgoing
+from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
@@ -31,6 +31,7 @@ class EvidenceServicer(evidence_service_pb2_grpc.EvidenceServiceServicer):
         """Register evidence."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.project)
         incoming.request_id(checks, request.request_id)
         draft = incoming.registered_draft(checks, request)
@@ -56,6 +57,7 @@ class EvidenceServicer(evidence_service_pb2_grpc.EvidenceServiceServicer):
         """Record what a verifier found."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         name = incoming.name(checks, "evidence", request.evidence, NameKind.EVIDENCE)
         incoming.request_id(checks, request.request_id)
         state = incoming.choice(checks, "state", request.state, incoming.VERIFICATION, VerificationState.UNVERIFIED)

@@ -246,8 +246,13 @@ def evidence_inputs(
 # --- Mutations --------------------------------------------------------------------------------------------------------
 
 
-def proposing(checks: FieldChecks, value: proposal_service_pb2.CreateProposalRequest, project_id: str) -> Proposing:
-    """Return what a proposer asks for."""
+def proposing(
+    checks: FieldChecks,
+    value: proposal_service_pb2.CreateProposalRequest,
+    project_id: str,
+    warnings: tuple[str, ...] = (),
+) -> Proposing:
+    """Return what a proposer asks for; the warnings are for who reviews it."""
     on = branch(checks, value.branch)
     asked = mutation(checks, value, project_id)
     draft = m.Draft(
@@ -257,6 +262,7 @@ def proposing(checks: FieldChecks, value: proposal_service_pb2.CreateProposalReq
         reason=value.reason,
         expected_heads=_expected_heads(checks, value.expected_heads, project_id),
         observation_id=ident(checks, "observation", value.observation, NameKind.OBSERVATION, project_id, optional=True),
+        warnings=warnings,
     )
     return Proposing(draft, evidence_inputs(checks, value.evidence, project_id))
 
@@ -426,7 +432,7 @@ def _category_policy(checks: FieldChecks, value: admin_service_pb2.CategoryPolic
         field = f"required[{index}].any_of"
         checks.must(bool(requirement.any_of), field, "names no field")
         for wanted in requirement.any_of:
-            checks.must(wanted in known_fields, field, f"Content has no field {wanted[:60]}")
+            checks.must(wanted in known_fields, field, "names a field that Content does not have")
         required.append(tuple(requirement.any_of))
     lifetime = duration(checks, value, "approval_lifetime")
     default = m.CategoryPolicy()

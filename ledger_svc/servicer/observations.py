@@ -11,7 +11,7 @@ from decisionssearch.ledger.v1 import observation_service_pb2_grpc
 from ledger_svc.domain.model import Observation
 from ledger_svc.service.context import as_principal
 from ledger_svc.service.observations import ObservationService
-from ledger_svc.servicer import incoming, outgoing
+from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk, failed_item
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
@@ -35,15 +35,18 @@ class ObservationServicer(observation_service_pb2_grpc.ObservationServiceService
         """Record observations; a malformed one is refused by itself."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request, but=("observations",))).check(checks)
         project_id = incoming.project(checks, request.project)
         incoming.request_id(checks, request.request_id)
         checks.count("observations", request.observations, at_least=1, at_most=incoming.MAX_BATCH)
         checks.raise_if_any()
         who = as_principal(current_principal(), project_id)
+        each = await sanitising.take_each(request.observations)
         results = [pb.RecordObservationResult() for _ in request.observations]
         good: list[tuple[int, Observation]] = []
         for index, value in enumerate(request.observations):
             own = FieldChecks(f"observations[{index}].")
+            each[index].check(own)
             try:
                 observation = incoming.observation(own, value, project_id, who)
                 own.raise_if_any()
@@ -63,6 +66,7 @@ class ObservationServicer(observation_service_pb2_grpc.ObservationServiceService
         """Record what became of observations."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.project)
         incoming.request_id(checks, request.request_id)
         checks.count("admissions", request.admissions, at_least=1, at_most=incoming.MAX_BATCH)
@@ -100,6 +104,7 @@ class ObservationServicer(observation_service_pb2_grpc.ObservationServiceService
         """Record usage and feedback."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.project)
         incoming.request_id(checks, request.request_id)
         checks.count("signals", request.signals, at_least=1, at_most=_MOST_SIGNALS)

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from ledger_svc.outbox import EventRef
 from ledger_svc.service.outbox import OutboxService
-from ledger_svc.servicer import incoming, outgoing
+from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
@@ -42,6 +42,7 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         """Lease events that are due."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         if checks.required("worker", request.worker):
             checks.length("worker", request.worker, at_most=200)
         count = checks.page_size(request.max_events, field="max_events", default=_DEFAULT_EVENTS, at_most=_MOST_EVENTS)
@@ -68,6 +69,7 @@ class OutboxServicer(outbox_service_pb2_grpc.OutboxServiceServicer):
         """Give events back."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         checks.count("failures", request.failures, at_least=1, at_most=_MOST_EVENTS)
         failures = []
         for index, failure in enumerate(request.failures):

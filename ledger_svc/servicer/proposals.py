@@ -11,13 +11,14 @@ from decisionssearch.ledger.v1 import proposal_service_pb2_grpc
 from ledger_svc.domain.model import OPEN_STATUSES
 from ledger_svc.service.commands import Request
 from ledger_svc.service.proposals import Applied, ProposalService, Proposing
-from ledger_svc.servicer import incoming, outgoing
+from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk, failed_item
 from ledger_svc.views import Detail
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
 from service_kit.names import NameKind
 from service_kit.principals import Role
+from service_kit.sanitising.messages import Taken
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,10 +38,11 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         """Propose a change, or show what it would be."""
         del context
         checks = FieldChecks()
+        taken = (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.project)
         if not request.validate_only:
             incoming.request_id(checks, request.request_id)
-        proposing = incoming.proposing(checks, request, project_id)
+        proposing = incoming.proposing(checks, request, project_id, sanitising.warnings(taken.replaced))
         checks.raise_if_any()
         if request.validate_only:
             view = await self._service.preview(current_principal(), proposing)
@@ -60,11 +62,12 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         project_id = incoming.project(checks, request.project)
         checks.count("requests", request.requests, at_least=1, at_most=incoming.MAX_BATCH)
         checks.raise_if_any()
+        each = await sanitising.take_each(request.requests)
         results = [pb.CreateProposalResult() for _ in request.requests]
         items: list[tuple[int, tuple[Request, Proposing]]] = []
         for index, item in enumerate(request.requests):
             try:
-                items.append((index, self._item(item, project_id, index)))
+                items.append((index, self._item(item, project_id, index, each[index])))
             except Exception as error:  # noqa: BLE001 - failed_item raises what is a bug
                 results[index].error.CopyFrom(failed_item(error))
         made = await self._service.create(current_principal(), project_id, [item for _, item in items])
@@ -76,14 +79,15 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         return pb.BatchCreateProposalsResponse(results=results)
 
     @staticmethod
-    def _item(item: pb.CreateProposalRequest, project_id: str, index: int) -> tuple[Request, Proposing]:
+    def _item(item: pb.CreateProposalRequest, project_id: str, index: int, taken: Taken) -> tuple[Request, Proposing]:
         checks = FieldChecks(f"requests[{index}].")
+        taken.check(checks)
         if item.project:
             checks.must(item.project == f"projects/{project_id}", "project", "must be that of the batch, or empty")
         item.project = f"projects/{project_id}"
         checks.must(not item.validate_only, "validate_only", "is not for batches")
         incoming.request_id(checks, item.request_id)
-        proposing = incoming.proposing(checks, item, project_id)
+        proposing = incoming.proposing(checks, item, project_id, sanitising.warnings(taken.replaced))
         checks.raise_if_any()
         return incoming.request(item, project_id, "CreateProposal", item.request_id), proposing
 
@@ -128,7 +132,9 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
     ) -> pb.ApproveProposalResponse:
         """Say yes to exact bytes."""
         del context
-        project_id, item = self._approval(FieldChecks(), request, None)
+        checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
+        project_id, item = self._approval(checks, request, None)
         made = (await self._service.approve(current_principal(), project_id, [item]))[0]
         if isinstance(made, Exception):
             raise made
@@ -143,11 +149,14 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         project_id = incoming.project(checks, request.project)
         checks.count("requests", request.requests, at_least=1, at_most=incoming.MAX_BATCH)
         checks.raise_if_any()
+        each = await sanitising.take_each(request.requests)
         results = [pb.ApproveProposalResult() for _ in request.requests]
         items = []
         for index, item in enumerate(request.requests):
+            own = FieldChecks(f"requests[{index}].")
+            each[index].check(own)
             try:
-                items.append((index, self._approval(FieldChecks(f"requests[{index}]."), item, project_id)[1]))
+                items.append((index, self._approval(own, item, project_id)[1]))
             except Exception as error:  # noqa: BLE001 - failed_item raises what is a bug
                 results[index].error.CopyFrom(failed_item(error))
         made = await self._service.approve(current_principal(), project_id, [item for _, item in items])
@@ -177,6 +186,7 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         """Take an approval back."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         name = incoming.name(checks, "approval", request.approval, NameKind.APPROVAL)
         incoming.request_id(checks, request.request_id)
         if checks.required("reason", request.reason):
@@ -192,6 +202,7 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         """Say no."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         name = incoming.name(checks, "proposal", request.proposal, NameKind.PROPOSAL)
         incoming.request_id(checks, request.request_id)
         if checks.required("comment", request.comment):
@@ -207,6 +218,7 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         """Take a proposal back."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         name = incoming.name(checks, "proposal", request.proposal, NameKind.PROPOSAL)
         incoming.request_id(checks, request.request_id)
         checks.length("comment", request.comment, at_most=2_000)
@@ -222,7 +234,9 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
     ) -> pb.ApplyProposalResponse:
         """Commit an approved proposal."""
         del context
-        project_id, item = self._application(FieldChecks(), request, None)
+        checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
+        project_id, item = self._application(checks, request, None)
         made = (await self._service.apply(current_principal(), project_id, [item], brief=False))[0]
         if isinstance(made, Exception):
             raise made
@@ -237,11 +251,14 @@ class ProposalServicer(proposal_service_pb2_grpc.ProposalServiceServicer):
         project_id = incoming.project(checks, request.project)
         checks.count("requests", request.requests, at_least=1, at_most=incoming.MAX_BATCH)
         checks.raise_if_any()
+        each = await sanitising.take_each(request.requests)
         results = [pb.ApplyProposalResult() for _ in request.requests]
         items = []
         for index, item in enumerate(request.requests):
+            own = FieldChecks(f"requests[{index}].")
+            each[index].check(own)
             try:
-                items.append((index, self._application(FieldChecks(f"requests[{index}]."), item, project_id)[1]))
+                items.append((index, self._application(own, item, project_id)[1]))
             except Exception as error:  # noqa: BLE001 - failed_item raises what is a bug
                 results[index].error.CopyFrom(failed_item(error))
         made = await self._service.apply(

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from service_kit.sanitising.personal_data import PERSONAL, Region, Regions
 from service_kit.sanitising.secret_assignments import assignment_spans, is_secret_key, is_secret_value
@@ -21,6 +22,42 @@ SANITISER_VERSION = "s1"
 
 _PLACEHOLDER = re.compile(r"\[REDACTED:[A-Z_]+\]")
 _MOST_ROUNDS = 5
+
+
+class _CleanTexts:
+    """Which recent texts hold nothing to take out: the same text passes through several hands. Keeps no text."""
+
+    def __init__(self, most: int) -> None:
+        # Two generations instead of an order of use: threads share them, and a lost entry costs one more look.
+        self._most = most
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def knows(self, text: str) -> bool:
+        """Whether the text was found clean lately."""
+        digest = _digest(text)
+        if digest in self._young:
+            return True
+        if digest in self._old:
+            self._put(digest)
+            return True
+        return False
+
+    def add(self, text: str) -> None:
+        """Remember that a text is clean."""
+        self._put(_digest(text))
+
+    def _put(self, digest: bytes) -> None:
+        if len(self._young) >= self._most:
+            self._old, self._young = self._young, set()
+        self._young.add(digest)
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_CLEAN = _CleanTexts(50_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +73,11 @@ def sanitise(text: str) -> Sanitised:
     found: Counter[str] = Counter()
     # A replacement can uncover another finding beside it; a few rounds reach the text that stays as it is.
     for _ in range(_MOST_ROUNDS):
+        if _CLEAN.knows(text):
+            break
         spans = _merge(text, _spans(text))
         if not spans:
+            _CLEAN.add(text)
             break
         found.update(span.kind for span in spans)
         text = _replace(text, spans)
@@ -56,13 +96,18 @@ def sanitise_mapping(values: Mapping[str, str]) -> tuple[dict[str, str], Counter
     for key, value in values.items():
         clean_key = sanitise(key)
         found.update(clean_key.findings)
+        name, number = clean_key.text, 1
+        while name in result:
+            # Two keys may come to the same placeholder; neither value is lost.
+            number += 1
+            name = f"{clean_key.text} ({number})"
         if is_secret_key(key) and is_secret_value(value):
             found["SECRET"] += 1
-            result[clean_key.text] = "[REDACTED:SECRET]"
+            result[name] = "[REDACTED:SECRET]"
             continue
         clean_value = sanitise(value)
         found.update(clean_value.findings)
-        result[clean_key.text] = clean_value.text
+        result[name] = clean_value.text
     return result, found
 
 

@@ -78,6 +78,7 @@ def preview(state: State, draft: Draft, requester: Principal, policy: Policy, no
     before, after = snapshots(state, draft.branch, mutation, effect, making)
     restored = restored_revision(state, mutation) if isinstance(mutation, Rollback) else None
     warnings = (
+        *draft.warnings,
         *rules.check_evidence(
             mutation.KIND, category_rules, carried_links(links, restored), state.evidence, final=False
         ),

@@ -158,6 +158,8 @@ class Draft:
     """Heads that the proposer has seen; position 0 compares the revision alone. The ledger adds the others."""
     observation_id: str = field(default="", metadata=server_made("an id made by the server"))
     """The observation that led to it."""
+    warnings: tuple[str, ...] = field(default=(), metadata=server_made("advice; no rule reads it"))
+    """What a reviewer should know of how it came in, e.g. what was taken out of its texts."""
 
 
 @dataclass(frozen=True, slots=True)
