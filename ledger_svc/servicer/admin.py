@@ -11,7 +11,7 @@ from decisionssearch.ledger.v1 import admin_service_pb2 as pb
 from decisionssearch.ledger.v1 import admin_service_pb2_grpc
 
 from ledger_svc.service.admin import MOST_PROBLEMS, AdminService
-from ledger_svc.servicer import incoming, outgoing
+from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
@@ -35,6 +35,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Make a project."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.name, "name")
         incoming.request_id(checks, request.request_id)
         checks.length("display_name", request.display_name, at_most=200)
@@ -77,6 +78,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Replace the policy with its next version."""
         del context
         checks = FieldChecks()
+        (await sanitising.take(request)).check(checks)
         project_id = incoming.project(checks, request.project)
         incoming.request_id(checks, request.request_id)
         checks.must(request.expected_version >= 1, "expected_version", "is required: the version that you have seen")
