@@ -379,6 +379,9 @@ REQUESTS: Final[Mapping[str, Build]] = {
     "AdminService.UpdatePolicy": _policy,
     "AdminService.ListAuditEntries": _project(admin.ListAuditEntriesRequest),
     "AdminService.VerifyAudit": _project(admin.VerifyAuditRequest),
+    "AdminService.ExportProject": _project(admin.ExportProjectRequest),
+    # The bytes are no export: who may import is told so. Imports that work have tests of their own.
+    "AdminService.ImportProject": _project(admin.ImportProjectRequest, data=b"no export"),
     "AdminService.GetLedgerInfo": _now(lambda h: admin.GetLedgerInfoRequest()),
     "IndexService.SearchCandidates": _project(index.SearchCandidatesRequest, text="How long are invoices kept?"),
     "IndexService.FindSimilar": _project(

@@ -51,6 +51,8 @@ MAY: Final = {
     "AdminService.UpdatePolicy": "admin",
     "AdminService.ListAuditEntries": "admin",
     "AdminService.VerifyAudit": "admin",
+    "AdminService.ExportProject": "admin",
+    "AdminService.ImportProject": "root",
     "IndexService.RebuildIndex": "admin",
     "IndexService.GetRebuild": "admin",
     "IndexService.VerifyIndex": "admin",
