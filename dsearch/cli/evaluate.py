@@ -86,7 +86,7 @@ def add(app: typer.Typer) -> None:
         scratch = keep or Path(tempfile.mkdtemp(prefix="dsearch-eval-"))
         try:
             async with _own_server(frame, scratch):
-                figures = await _fill(frame, scratch, dataset)
+                figures = await _fill(frame, scratch, found)
                 async with _client(scratch, "reader", frame) as client:
                     return await _measure(frame, client, PROJECT, found, figures, ablations=ablations)
         finally:
@@ -157,12 +157,19 @@ def _client(folder: Path, acts_as: str, frame: Frame) -> DecisionsClient:
     return connection.client(timeout_seconds=frame.timeout_seconds)
 
 
-async def _fill(frame: Frame, folder: Path, source: Path) -> dict[str, Any]:
+async def _fill(frame: Frame, folder: Path, dataset: Dataset) -> dict[str, Any]:
     """Make the project, import the documents, and wait for index and calibration; return what that took."""
     try:
-        reading: SourceReading = await asyncio.to_thread(pep.read, source)
+        reading: SourceReading = await asyncio.to_thread(pep.read, dataset.folder)
     except SourceError as error:
         raise CommandError(str(error), "or evaluate a server that holds the documents: --project") from None
+    keys = {observation.attributes["identity_key"] for observation in reading.documents}
+    strange = [document.id for document in dataset.documents if identity_key(document.id) not in keys]
+    if strange:
+        raise CommandError(
+            f"events.jsonl says nothing of {', '.join(strange[:5])}: ids have to look like 'PEP 8' in both files",
+            "or evaluate a server that holds the documents: --project",
+        )
     async with _client(folder, "owner", frame) as owner:
         await _make_project(owner)
     async with _client(folder, "importer", frame) as importer:

@@ -88,9 +88,9 @@ class _Standing:
     last_sha: str = ""
 
 
-def key_of(number: int) -> str:
-    """Return the natural key of a document."""
-    return f"pep/{number}"
+def key_of(number: int, series: str = "pep") -> str:
+    """Return the natural key of a document; ``series`` is another one for a corpus of the same form, e.g. ``kep``."""
+    return f"{series}/{number}"
 
 
 def read(source: Path) -> SourceReading:
@@ -99,8 +99,10 @@ def read(source: Path) -> SourceReading:
     Raises:
         SourceError: It is neither, or damaged.
     """
+    series = "pep"
     if (source / "events.jsonl").is_file() and (source / "documents.jsonl").is_file():
         documents, events = read_folder(source)
+        series = _series(source / "documents.jsonl")
         dates = "the commits that changed a header, as recorded in events.jsonl"
     else:
         repository = git.repository_of(source) if source.is_dir() else None
@@ -112,10 +114,12 @@ def read(source: Path) -> SourceReading:
         dates = "the commits that changed a header"
     if not events:
         raise SourceError(f"{source} holds no PEPs")
-    return build(documents, events, dates=dates)
+    return build(documents, events, dates=dates, series=series)
 
 
-def build(documents: Mapping[int, Document], events: Sequence[Event], *, dates: str = "") -> SourceReading:
+def build(
+    documents: Mapping[int, Document], events: Sequence[Event], *, dates: str = "", series: str = "pep"
+) -> SourceReading:
     """Play the events and return the observations, in order of time."""
     standings: dict[int, _Standing] = {}
     observations = []
@@ -125,8 +129,8 @@ def build(documents: Mapping[int, Document], events: Sequence[Event], *, dates: 
         for event in group:
             _play(standing, event)
         document = documents.get(first.pep, Document(number=first.pep))
-        observations.append(_observation(document, standing.headers, first))
-    supersessions = follow(standings)
+        observations.append(_observation(document, standing.headers, first, series))
+    supersessions = follow(standings, series)
     relations = [
         relation_observation(
             _PEP,
@@ -173,7 +177,9 @@ def _play(standing: _Standing, event: Event) -> None:
             standing.dead_since = event.time
 
 
-def _observation(document: Document, headers: Mapping[str, str], event: Event) -> ingest_pb2.RawObservation:
+def _observation(
+    document: Document, headers: Mapping[str, str], event: Event, series: str
+) -> ingest_pb2.RawObservation:
     removed = not headers
     number = document.number
     title = headers.get("Title", document.title)
@@ -203,7 +209,7 @@ def _observation(document: Document, headers: Mapping[str, str], event: Event) -
         occurred_at=event.time,
         files=[document.path] if document.path else [],
         attributes={
-            "identity_key": key_of(number),
+            "identity_key": key_of(number, series),
             "sha": event.sha,
             "path": path,
             "subject": event.subject,
@@ -219,7 +225,7 @@ def _section(title: str, body: str) -> str:
 # --- Who replaces whom ----------------------------------------------------------------------------------------------
 
 
-def follow(standings: Mapping[int, _Standing]) -> list[Supersession]:
+def follow(standings: Mapping[int, _Standing], series: str = "pep") -> list[Supersession]:
     """Return every supersession that a document claims at the end of the events, and whether to believe it.
 
     Both say so: believed. Only one says so: believed when the old document is dead by its own status, or when the
@@ -233,11 +239,11 @@ def follow(standings: Mapping[int, _Standing]) -> list[Supersession]:
                 claims.setdefault(pair, {})[side] = standing.first_said[name, other]
     found = []
     for (old, new), said in sorted(claims.items()):
-        followed, why = _believe(standings, old, new, both=len(said) == 2)
+        followed, why = _believe(standings, old, new, series, both=len(said) == 2)
         found.append(
             Supersession(
-                old=key_of(old),
-                new=key_of(new),
+                old=key_of(old, series),
+                new=key_of(new, series),
                 since=_since(standings, old, new, min(said.values())),
                 said_by_old="old" in said,
                 said_by_new="new" in said,
@@ -269,25 +275,25 @@ def _is_dead(status: str) -> bool:
     return status not in _MATURITY and status not in _UNDECIDED
 
 
-def _believe(standings: Mapping[int, _Standing], old: int, new: int, *, both: bool) -> tuple[bool, str]:
+def _believe(standings: Mapping[int, _Standing], old: int, new: int, series: str, *, both: bool) -> tuple[bool, str]:
     if old == new:
         return False, "it names itself"
     for number in (old, new):
         if number not in standings or not standings[number].headers:
-            return False, f"{key_of(number)} does not exist"
+            return False, f"{key_of(number, series)} does not exist"
     if both:
         return True, ""
-    before = standings[old].headers.get("Status", "")
-    after = standings[new].headers.get("Status", "")
+    before, old_key = standings[old].headers.get("Status", ""), key_of(old, series)
+    after, new_key = standings[new].headers.get("Status", ""), key_of(new, series)
     if _is_dead(before):
-        return True, f"{key_of(old)} is {before}"
+        return True, f"{old_key} is {before}"
     if after in _MATURITY and _MATURITY[after] >= _MATURITY.get(before, 0):
-        return True, f"{key_of(new)} is {after}, {key_of(old)} {before or 'without a status'}"
-    return False, f"{key_of(old)} is {before}, {key_of(new)} only {after or 'without a status'}"
+        return True, f"{new_key} is {after}, {old_key} {before or 'without a status'}"
+    return False, f"{old_key} is {before}, {new_key} only {after or 'without a status'}"
 
 
 def _number(key: str) -> int:
-    return int(key.removeprefix("pep/"))
+    return int(key.rpartition("/")[2])
 
 
 def _path(documents: Mapping[int, Document], key: str) -> str:
@@ -339,6 +345,13 @@ def read_folder(folder: Path) -> tuple[Mapping[int, Document], Sequence[Event]]:
                 )
             )
     return documents, events
+
+
+def _series(path: Path) -> str:
+    """Return the series that the documents of a folder belong to, by the id of the first one: ``PEP 8`` -> ``pep``."""
+    first = next((row for _, row in _rows(path)), {})
+    word = str(first.get("id", "")).partition(" ")[0].lower()
+    return word if re.fullmatch(r"[a-z][a-z0-9-]{0,19}", word) else "pep"
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

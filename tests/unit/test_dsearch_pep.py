@@ -165,6 +165,24 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         pep.read(tmp_path)
 
 
+def test_a_corpus_of_the_same_form_keeps_its_own_name(tmp_path: Path) -> None:
+    """A data folder of another series than PEPs, e.g. KEPs, gives keys of that series, relations included."""
+    rows = [{"id": f"KEP {n}", "number": n, "title": f"T{n}"} for n in (7, 8)]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = [("KEP 7", "Status", "Superseded"), ("KEP 8", "Status", "Final"), ("KEP 8", "Replaces", "KEP 7")]
+    (tmp_path / "events.jsonl").write_text(
+        "".join(
+            json.dumps({"time": "2021-01-01T00:00:00Z", "sha": "1" * 40, "pep": key, "field": name, "new": value})
+            + "\n"
+            for key, name, value in changes
+        )
+    )
+    reading = pep.read(tmp_path)
+    assert {o.attributes["identity_key"] for o in reading.documents} == {"kep/7", "kep/8"}
+    assert [(s.old, s.new, s.followed) for s in reading.supersessions] == [("kep/7", "kep/8", True)]
+    assert '"source": "kep/8"' in reading.relations[0].attributes["relations"]
+
+
 def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
     """A folder without data and without history is refused with what it should be."""
     with pytest.raises(SourceError, match="neither a clone"):
