@@ -31,6 +31,7 @@ from neo4j.exceptions import (
 )
 
 from ledger_svc.store import StoreUnreachableError
+from ledger_svc.store_neo4j import queries as q
 from service_kit.errors import dependency_unavailable
 from service_kit.logs import get_logger
 
@@ -84,6 +85,11 @@ class Transaction:
         """Return the first row, None when there is none."""
         found = await self.run(query, **parameters)
         return found[0] if found else None
+
+    async def position(self, project_id: str) -> int | None:
+        """Return the newest position of a project, None when there is no such project."""
+        row = await self.one(q.POSITION, project_id=project_id)
+        return None if row is None else int(row[0])
 
     async def each(self, query: str, /, **parameters: Any) -> Any:
         """Return the result itself, to go through rows as they arrive."""

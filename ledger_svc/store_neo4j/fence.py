@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar
 
 from ledger_svc.store_neo4j import queries as q
 from ledger_svc.store_neo4j.database import Database, Transaction
@@ -23,6 +24,20 @@ from ledger_svc.store_neo4j.database import Database, Transaction
 T = TypeVar("T")
 
 _MOST_TRIES: Final = 5
+_fenced = cache(q.fenced)
+
+
+class Statements(Protocol):
+    """What a reader needs of a transaction."""
+
+    async def run(self, query: str, /, **parameters: Any) -> list[list[Any]]:
+        """Run one statement of ``queries`` and return all of its rows."""
+
+    async def one(self, query: str, /, **parameters: Any) -> list[Any] | None:
+        """Return the first row, None when there is none."""
+
+    async def position(self, project_id: str) -> int | None:
+        """Return the newest position of a project, None when there is no such project."""
 
 
 class _StartOverError(Exception):
@@ -31,6 +46,44 @@ class _StartOverError(Exception):
     def __init__(self, unsettled: bool) -> None:
         super().__init__()
         self.unsettled = unsettled
+
+
+class Snapshot:
+    """Statements of one transaction on one project, each checked as it is answered: all are of the same version."""
+
+    def __init__(self, transaction: Transaction, project_id: str, settled: int) -> None:
+        self._tx = transaction
+        self._project_id = project_id
+        self._settled = settled
+        self._version: int | None = None
+        self._position: int | None = None
+        self._recorded_at = 0
+
+    async def run(self, query: str, /, **parameters: Any) -> list[list[Any]]:
+        """Run one statement of ``queries`` and return all of its rows; none when the project is not there."""
+        row = await self._tx.one(_fenced(query), **{**parameters, "project_id": self._project_id})
+        if row is None:
+            return []
+        before, after, position, recorded_at, found = row
+        if self._version is None:
+            if before > self._settled:
+                raise _StartOverError(unsettled=True)
+            self._version, self._position, self._recorded_at = before, position, recorded_at
+        if not before == after == self._version:
+            raise _StartOverError(unsettled=False)
+        rows: list[list[Any]] = found
+        return rows
+
+    async def one(self, query: str, /, **parameters: Any) -> list[Any] | None:
+        """Return the first row, None when there is none."""
+        found = await self.run(query, **parameters)
+        return found[0] if found else None
+
+    async def position(self, project_id: str) -> int | None:
+        """Return the newest position of the project, None when there is no such project."""
+        if self._version is None:
+            await self.run(q.POSITION, project_id=project_id)
+        return self._position
 
 
 class Fence:
@@ -44,6 +97,19 @@ class Fence:
     def settled(self, project_id: str, version: int) -> None:
         """Note that a version is wholly visible: its commit was acknowledged."""
         self._settled[project_id] = max(self._settled.get(project_id, 0), version)
+
+    async def ask(self, project_id: str, function: Callable[[Statements], Awaitable[T]]) -> T:
+        """Run a function that asks a few statements about one project, on one snapshot; it may be run several times."""
+        for _ in range(_MOST_TRIES):
+            try:
+                return await self._database.read(lambda tx: function(self._snapshot(tx, project_id)))
+            except _StartOverError as error:
+                if error.unsettled:
+                    await self._settle(project_id)
+        return await self.locked(project_id, function)
+
+    def _snapshot(self, transaction: Transaction, project_id: str) -> Snapshot:
+        return Snapshot(transaction, project_id, self._settled.get(project_id, 0))
 
     async def read(self, project_id: str, function: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run a function that reads one project, on one snapshot."""

@@ -14,6 +14,7 @@ from ledger_svc.instants import from_micros, to_micros
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
 from ledger_svc.store_neo4j import queries as q
 from ledger_svc.store_neo4j.database import Transaction
+from ledger_svc.store_neo4j.fence import Statements
 
 
 class Outbox:
@@ -89,7 +90,7 @@ class Outbox:
 class OutboxReader:
     """Reads of the outbox, in one transaction."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Statements) -> None:
         self._tx = transaction
 
     async def stats(self, project_id: str, now: datetime) -> OutboxStats:
@@ -112,10 +113,9 @@ class OutboxReader:
         )
 
     async def _project_stats(self, project_id: str, now: int) -> OutboxStats:
-        position = await self._tx.one(q.POSITION, project_id=project_id)
-        found = await self._tx.run(q.EVENTS_OF_PROJECT, project_id=project_id, now=now)
-        pending, leased, dead, oldest, newest, first = found[0]
-        head = 0 if position is None else int(position[0])
+        head = await self._tx.position(project_id) or 0
+        found = await self._tx.one(q.EVENTS_OF_PROJECT, project_id=project_id, now=now)
+        pending, leased, dead, oldest, newest, first = found or (0, 0, 0, None, 0, None)
         return OutboxStats(
             pending=pending,
             leased=leased,

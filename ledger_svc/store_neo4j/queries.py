@@ -24,6 +24,27 @@ _HEAD: Final = _list("h", r.HEAD_COLUMNS)
 _FLAG: Final = _list("g", r.FLAG_COLUMNS)
 _RELATION: Final = _list("l", r.RELATION_COLUMNS)
 
+
+def fenced(query: str) -> str:
+    """Return a statement that answers all rows of another one as a list, with the project's version before and after.
+
+    The parts of a statement run in this order: what is looked up last is looked up after all rows are there.
+    """
+    head, _, tail = query.rpartition("\nRETURN ") if "\nRETURN " in query else query.rpartition(" RETURN ")
+    values, _, order = tail.partition(" ORDER BY ")
+    distinct = "DISTINCT " if values.startswith("DISTINCT ") else ""
+    sorting = f"\nWITH * ORDER BY {order}" if order else ""
+    return f"""\
+MATCH (fence:Project {{project_id: $project_id}})
+WITH fence.version AS before, fence.position AS position, fence.recorded_at AS recorded_at
+CALL (before) {{
+{head}{sorting}
+RETURN collect({distinct}[{values.removeprefix("DISTINCT ")}]) AS found
+}}
+MATCH (after:Project {{project_id: $project_id}})
+RETURN before, after.version, position, recorded_at, found"""
+
+
 # --- The ledger, projects ---------------------------------------------------------------------------------------------
 
 VERSION: Final = "MATCH (p:Project {project_id: $project_id}) RETURN p.version"
@@ -53,11 +74,6 @@ POLICY: Final = "MATCH (y:Policy {project_id: $project_id, version: $version}) R
 POSITION: Final = "MATCH (p:Project {project_id: $project_id}) RETURN p.position"
 
 POSITIONS: Final = "UNWIND $ids AS id MATCH (p:Project {project_id: id}) RETURN p.project_id, p.position"
-
-KNOWN_POSITION: Final = """\
-MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, recorded_at)
-WHERE c.project_id = $project_id AND c.recorded_at <= $known
-RETURN c.position ORDER BY c.project_id DESC, c.recorded_at DESC LIMIT 1"""
 
 PROJECT_OF_FAMILY: Final = "MATCH (f:Family {family_id: $family_id}) RETURN f.project_id"
 
@@ -177,38 +193,53 @@ CALL (f) {{
 }}"""
 
 
-def _heads(rows: str, flags: str) -> str:
+_KNOWN_POSITION: Final = """\
+CALL () {
+    MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, recorded_at)
+    WHERE c.project_id = $project_id AND c.recorded_at <= $known
+    WITH c ORDER BY c.project_id DESC, c.recorded_at DESC LIMIT 1
+    RETURN coalesce(collect(c.position)[0], 0) AS known_position
+}
+"""
+
+_ROWS_CHANGED: Final = """\
+CALL (h, known_position) {
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, opened_position, valid_from)
+    WHERE t.head = h.head AND t.opened_position <= known_position AND t.valid_from IS NOT NULL
+    WITH t ORDER BY t.head DESC, t.opened_position DESC, t.valid_from DESC LIMIT 1
+    RETURN coalesce(collect(t.opened_position)[0], 0) AS opened
+}
+CALL (h, known_position) {
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
+    WHERE t.head = h.head AND t.closed_position <= known_position AND t.valid_from IS NOT NULL
+    WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 1
+    RETURN coalesce(collect(t.closed_position)[0], 0) AS closed
+}"""
+
+
+def _heads(known: str, rows: str, flags: str, changed: str, last_change: str) -> str:
     return f"""\
-UNWIND $families AS id
+{known}UNWIND $families AS id
 MATCH (f:Family {{family_id: id}}) WHERE f.project_id = $project_id
 MATCH (h:Head {{head: f.family_id + '/' + $branch}})
 {rows}
 {flags}
+{changed}
 {_RELATIONS}
-WITH f, h, first + later AS rows, flags, relations
+WITH f, h, first + later AS rows, flags, relations, {last_change}
 MATCH (v:Revision {{revision_id: CASE WHEN size(rows) = 0 THEN h.revision_id ELSE rows[0][5] END}})
 RETURN f.body, {_HEAD}, rows, flags, relations, v.body, v.title, CASE WHEN $with_content THEN v.content END,
-    coalesce(h.flag_position, 0)"""
+    coalesce(h.flag_position, 0), last_change, known_position"""
 
 
-HEADS_NOW: Final = _heads(_ROWS_NOW, _FLAGS_NOW)
-HEADS_KNOWN: Final = _heads(_ROWS_KNOWN, _FLAGS_EVER)
-
-ROWS_CHANGED: Final = """\
-UNWIND $heads AS head
-CALL (head) {
-    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, opened_position, valid_from)
-    WHERE t.head = head AND t.opened_position <= $known AND t.valid_from IS NOT NULL
-    WITH t ORDER BY t.head DESC, t.opened_position DESC, t.valid_from DESC LIMIT 1
-    RETURN collect(t.opened_position)[0] AS opened
-}
-CALL (head) {
-    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
-    WHERE t.head = head AND t.closed_position <= $known AND t.valid_from IS NOT NULL
-    WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 1
-    RETURN collect(t.closed_position)[0] AS closed
-}
-RETURN head, coalesce(opened, 0), coalesce(closed, 0)"""
+HEADS_NOW: Final = _heads("", _ROWS_NOW, _FLAGS_NOW, "WITH *", "0 AS last_change, NULL AS known_position")
+HEADS_KNOWN: Final = _heads(
+    _KNOWN_POSITION,
+    _ROWS_KNOWN,
+    _FLAGS_EVER,
+    _ROWS_CHANGED,
+    "CASE WHEN opened > closed THEN opened ELSE closed END AS last_change, known_position",
+)
 
 FIRST_POSITIONS: Final = """\
 UNWIND $heads AS head
@@ -818,8 +849,10 @@ RETURN o.event_id ORDER BY o.event_id DESC LIMIT 1"""
 EVENTS_OF_PROJECT: Final = """\
 MATCH (o:OutboxEvent) USING INDEX SEEK o:OutboxEvent(project_id, position)
 WHERE o.project_id = $project_id AND o.position > 0
-RETURN count(o.due_since), sum(CASE WHEN o.leased_until > $now THEN 1 ELSE 0 END), count(*) - count(o.due_since),
-    min(o.due_since), max(o.event_id), min(o.position)"""
+WITH count(o.due_since) AS pending, sum(CASE WHEN o.leased_until > $now THEN 1 ELSE 0 END) AS leased,
+    count(*) - count(o.due_since) AS dead, min(o.due_since) AS oldest, max(o.event_id) AS newest,
+    min(o.position) AS first
+RETURN pending, leased, dead, oldest, newest, first"""
 
 # --- Verifying the audit: everything of a project, in pages -----------------------------------------------------------
 

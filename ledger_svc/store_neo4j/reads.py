@@ -27,7 +27,7 @@ from ledger_svc.domain.model import (
 from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.records import load
 from ledger_svc.store_neo4j import queries as q
-from ledger_svc.store_neo4j.database import Transaction
+from ledger_svc.store_neo4j.fence import Statements
 from ledger_svc.store_neo4j.keys import head_key, page_key
 from ledger_svc.views import (
     ChangesView,
@@ -50,7 +50,7 @@ from ledger_svc.views import (
 class Reader:
     """The reads, in one transaction."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Statements) -> None:
         self._tx = transaction
 
     # --- Projects ---------------------------------------------------------------------------------------------------
@@ -76,8 +76,7 @@ class Reader:
 
     async def position(self, project_id: str) -> int | None:
         """Return the newest position of a project, None when there is no such project."""
-        row = await self._tx.one(q.POSITION, project_id=project_id)
-        return None if row is None else int(row[0])
+        return await self._tx.position(project_id)
 
     # --- Families, revisions ----------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class Reader:
     async def heads(self, query: HeadsQuery) -> HeadsRead:
         """Return heads at (valid_at, known_at)."""
         owners = await self.owners(query.project_id, query.identity_keys) if query.identity_keys else {}
-        gather = await self._gather(query)
+        gather = _Heads(self, self._tx, query)
         wanted = [*query.family_ids, *(owners[key] for key in query.identity_keys if key in owners)]
         await gather.add(wanted)
         missing_families = tuple(f for f in query.family_ids if f not in gather.found)
@@ -162,20 +161,13 @@ class Reader:
         position = await self.position(query.project_id) or 0
         return HeadsRead(tuple(gather.found.values()), missing_families, missing_keys, position)
 
-    async def _gather(self, query: HeadsQuery) -> _Heads:
-        known = None
-        if query.known_at is not None:
-            row = await self._tx.one(q.KNOWN_POSITION, project_id=query.project_id, known=to_micros(query.known_at))
-            known = 0 if row is None else int(row[0])
-        return _Heads(self, self._tx, query, known)
-
     async def heads_page(self, query: HeadsPageQuery) -> tuple[list[HeadView], str, int]:
         """Return heads of a branch in order of family id, the last family looked at, and the position.
 
         The last family is empty at the end of the list.
         """
         point = HeadsQuery(query.project_id, query.branch, query.valid_at, query.known_at, query.detail)
-        gather = await self._gather(point)
+        gather = _Heads(self, self._tx, point)
         found = await self._tx.run(
             # A flag that was cleared since known_at still counts for that moment, so every flag ever is looked at.
             q.FLAGGED_PAGE if query.flagged_only else q.HEADS_PAGE,
@@ -293,11 +285,11 @@ class Reader:
 class _Heads:
     """Gathers the heads of one question: a few statements for all of them together."""
 
-    def __init__(self, reader: Reader, transaction: Transaction, query: HeadsQuery, known: int | None) -> None:
+    def __init__(self, reader: Reader, transaction: Statements, query: HeadsQuery) -> None:
         self._reader = reader
         self._tx = transaction
         self._query = query
-        self._known_position = known
+        self._known_position: int | None = None
         self._point: dict[str, Any] = {"branch": query.branch, "valid": to_micros(query.valid_at)}
         if query.known_at is not None:
             self._point["known"] = to_micros(query.known_at)
@@ -319,11 +311,12 @@ class _Heads:
             **self._point,
         )
         parts = [_Part(*row) for row in rows]
+        if parts:
+            self._known_position = parts[0].known_position
         parts = await self._published(parts)
         await self._name([end for p in parts for end in assembly.other_ends(p.family_id, p.holding(query))])
         evidence, past = await self._more(parts)
-        changed = await self._rows_changed(parts)
-        views = {p.family_id: self._view(p, evidence, past, changed) for p in parts}
+        views = {p.family_id: self._view(p, evidence, past) for p in parts}
         self.found.update({f: views[f] for f in wanted if f in views})
         return [views[f] for f in wanted if f in views]
 
@@ -371,18 +364,11 @@ class _Heads:
         views = {str(row[0]): assembly.past_of([(*one, *more) for one, *more in row[1]]) for row in found}
         return evidence, views
 
-    async def _rows_changed(self, parts: list[_Part]) -> dict[str, int]:
-        if self._known_position is None or not parts:
-            return {}
-        found = await self._tx.run(q.ROWS_CHANGED, heads=[p.head_key for p in parts], known=self._known_position)
-        return {head: max(opened, closed) for head, opened, closed in found}
-
     def _view(
         self,
         part: _Part,
         evidence: Mapping[str, Evidence],
         past: Mapping[str, tuple[PastView, ...]],
-        changed: Mapping[str, int],
     ) -> HeadView:
         query = self._query
         relations = part.holding(query)
@@ -401,7 +387,7 @@ class _Heads:
                 part.head,
                 flags,
                 self._known_position,
-                last_row_change=changed.get(part.head_key, 0),
+                last_row_change=part.last_row_change,
                 last_flag_change=part.last_flag_change(self._known_position),
             ),
             evidence={link.evidence_id: evidence[link.evidence_id] for link in part.links(query)} if evidence else {},
@@ -423,6 +409,8 @@ class _Part:
         title: str,
         content: str | None,
         flag_position: int,
+        last_row_change: int,
+        known_position: int | None,
     ) -> None:
         self.family: Family = r.family_of(family)
         self.family_id = self.family.family_id
@@ -433,6 +421,8 @@ class _Part:
         self._relations = [r.relation_of(tuple(row)) for row in relations]
         self.revision = r.revision_with(body, Content(title=title)) if content is None else r.revision_of(body, content)
         self._flag_position = flag_position
+        self.last_row_change = last_row_change
+        self.known_position = known_position
         self._holding: tuple[Relation, ...] | None = None
 
     def holding(self, query: HeadsQuery) -> tuple[Relation, ...]:

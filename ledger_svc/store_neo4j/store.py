@@ -219,7 +219,7 @@ class Neo4jLedgerStore:
 
     async def _read(self, project_id: str, function: Callable[[GovernanceReader], Awaitable[T]]) -> T:
         """Read several records of a project, in one snapshot."""
-        return await self._fence.read(project_id, lambda tx: function(GovernanceReader(tx)))
+        return await self._fence.ask(project_id, lambda tx: function(GovernanceReader(tx)))
 
     async def _project_of(self, family_id: str) -> str:
         found = self._owners.get(family_id)
@@ -391,7 +391,7 @@ class Neo4jLedgerStore:
         """Say how far behind the consumer is."""
         if project_id:
             # Behind the fence: a position whose events cannot be seen yet is not handled.
-            return await self._fence.read(project_id, lambda tx: OutboxReader(tx).stats(project_id, now))
+            return await self._fence.ask(project_id, lambda tx: OutboxReader(tx).stats(project_id, now))
         return await self._database.read(lambda tx: OutboxReader(tx).stats("", now))
 
     async def next_event_due(self, now: datetime) -> datetime | None:
