@@ -41,7 +41,10 @@ LIMITS: Final = Limits(
     max_message_bytes=16 * 1024 * 1024,
     # The domain bounds texts in characters, which take up to four bytes.
     max_field_bytes=256 * 1024,
-    field_bytes={"decisionssearch.ledger.v1.Observation.text": 1024 * 1024},
+    field_bytes={
+        "decisionssearch.ledger.v1.Observation.text": 1024 * 1024,
+        "decisionssearch.ledger.v1.ImportProjectRequest.data": 1024 * 1024,
+    },
 )
 """Request limits of this service, for the boundary in front of it."""
 

@@ -1,11 +1,12 @@
 """One codec for every store: domain records to and from plain values (text, numbers, lists, maps).
 
 Built from the type hints of the dataclasses, so a field that is added later is stored from its first day. Instants and
-durations become integers in microseconds; empty values that are also the default are left out.
+durations become integers in microseconds, bytes become base64; empty values that are also the default are left out.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import types
@@ -111,6 +112,8 @@ def _value_codec(hint: Any) -> tuple[Encode | None, Decode | None]:
         return (lambda value: value.value), members.__getitem__
     if hint is float:
         return float, float
+    if hint is bytes:
+        return (lambda value: base64.b64encode(value).decode()), (lambda value: base64.b64decode(value, validate=True))
     if dataclasses.is_dataclass(hint):
         # Looked up at the first use: records may hold each other.
         return (lambda value: _codec(hint)[0](value)), (lambda value: _codec(hint)[1](value))  # noqa: PLW0108

@@ -26,7 +26,9 @@ from ledger_svc.domain.model import (
     RelationKind,
     Revision,
 )
+from ledger_svc.domain.moving import ImportProgress, ImportStep, MovingRecord
 from ledger_svc.group import Decision, Outcome
+from ledger_svc.moving import RecordSink
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
 from ledger_svc.views import (
     ChangesView,
@@ -178,6 +180,26 @@ class LedgerStore(Protocol):
 
     async def verify(self, project_id: str, verifier: ChainVerifier) -> list[ChainProblem]:
         """Show the verifier every audit entry and record as stored; return what it, or reading them, found wrong."""
+
+    # --- Moving house -----------------------------------------------------------------------------------------------
+
+    async def export(self, project_id: str, sink: RecordSink) -> bool:
+        """Put every record of a project into the sink, in order and from one snapshot; False when there is none.
+
+        The sink is called from one thread at a time. It is told to begin again when the reading has to.
+        """
+
+    async def import_progress(self, project_id: str) -> ImportProgress:
+        """Return what is known of a project that is to be imported."""
+
+    async def import_step(self, step: ImportStep, records: Sequence[MovingRecord]) -> bool:
+        """Do a step of an import in one transaction, under the project's lock; False when it was done before.
+
+        The project is seen by nobody before the last step is done. That makes one event for each head.
+
+        Raises:
+            DomainError: As ``domain.moving.is_done``; ALREADY_EXISTS when another project has these ids.
+        """
 
     # --- Outbox -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ledger_svc.domain import errors
+from ledger_svc.domain import errors, moving
 from ledger_svc.domain.audit import ChainProblem, ChainVerifier
 from ledger_svc.domain.decide import decide_policy, decide_project
 from ledger_svc.domain.model import AuditAction, AuditEntry, ChangeSet, Policy
@@ -119,6 +119,8 @@ class _CreateProject(Command[ProjectView]):
 
     def decide(self, working: WorkingState) -> Decided[Made[ProjectView]]:
         """Answer as the first time, or make the project; the one write that a missing project does not stop."""
+        if working.importing:
+            raise moving.being_imported(self.project_id)
         stored = working.replies.get(self.request.key)
         if stored is not None:
             return self.repeat(stored)

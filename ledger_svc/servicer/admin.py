@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -10,11 +12,14 @@ import grpc.aio
 from decisionssearch.ledger.v1 import admin_service_pb2 as pb
 from decisionssearch.ledger.v1 import admin_service_pb2_grpc
 
+from ledger_svc.domain.canonical import is_hash
 from ledger_svc.service.admin import MOST_PROBLEMS, AdminService
+from ledger_svc.service.moving import MovingService
 from ledger_svc.servicer import incoming, outgoing, sanitising
 from ledger_svc.servicer.base import Desk
 from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
+from service_kit.errors import invalid
 from service_kit.principals import Role
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,6 +31,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._service = AdminService(desk.ledger)
+        self._moving = MovingService(desk.ledger)
         # One at a time: a verification reads everything, and holds a reader meanwhile.
         self._verifying = asyncio.Semaphore(1)
 
@@ -123,6 +129,53 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                 for one in found.problems[:MOST_PROBLEMS]
             ],
             chain_head=found.chain_head,
+        )
+
+    async def ExportProject(  # noqa: N802 - gRPC's name
+        self, request: pb.ExportProjectRequest, context: Context
+    ) -> AsyncIterator[pb.ExportProjectResponse]:
+        """Stream a whole project as a file."""
+        del context
+        checks = FieldChecks()
+        project_id = incoming.project(checks, request.project)
+        after, digest = request.resume_after_chunk, request.resume_sha256
+        checks.must(after >= 0, "resume_after_chunk", "must not be negative")
+        checks.must(bool(after > 0) == bool(digest), "resume_sha256", "belongs with resume_after_chunk")
+        checks.must(not digest or is_hash(digest), "resume_sha256", "must be sha256:<64 hex digits>")
+        checks.raise_if_any()
+        async with aclosing(self._moving.export(current_principal(), project_id, after, digest)) as parts:
+            async for part in parts:
+                yield pb.ExportProjectResponse(
+                    data=part.data,
+                    chunks_done=part.chunks_done,
+                    records_done=part.records_done,
+                    records_total=part.records_total,
+                )
+
+    async def ImportProject(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[pb.ImportProjectRequest], context: Context
+    ) -> pb.ImportProjectResponse:
+        """Store a project from the bytes of a file."""
+        del context
+        first = await anext(aiter(request_iterator), pb.ImportProjectRequest())
+        checks = FieldChecks()
+        project_id = incoming.project(checks, first.project)
+        checks.raise_if_any()
+
+        async def data() -> AsyncIterator[bytes]:
+            yield first.data
+            async for request in request_iterator:
+                if request.project and request.project != first.project:
+                    raise invalid("project", "must be that of the first message")
+                yield request.data
+
+        made = await self._moving.import_project(current_principal(), project_id, data())
+        return pb.ImportProjectResponse(
+            project=outgoing.project(made.view),
+            records=made.summary.header.total,
+            records_skipped=made.skipped,
+            sha256=made.summary.digest,
+            chain_head=made.summary.header.tip.audit.entry_hash,
         )
 
     async def GetLedgerInfo(  # noqa: N802 - gRPC's name

@@ -157,11 +157,16 @@ class Database:
     def _session(self) -> AsyncSession:
         return self._driver.session(database=self._connection.database, bookmark_manager=self._bookmarks)
 
-    async def read(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run a function in a transaction that only reads; again when that is worth a try."""
-        return await self._execute(function, writes=self._reads_at_leader)
+    async def read(self, function: Callable[[Transaction], Awaitable[T]], *, seconds: float = 0.0) -> T:
+        """Run a function in a transaction that only reads; again when that is worth a try.
 
-    async def write(self, function: Callable[[Transaction], Awaitable[T]]) -> T:
+        Args:
+            function: What to run.
+            seconds: How long the transaction may last; 0 is as long as any other.
+        """
+        return await self._execute(function, writes=self._reads_at_leader, seconds=seconds)
+
+    async def write(self, function: Callable[[Transaction], Awaitable[T]], *, seconds: float = 0.0) -> T:
         """Run a function in one transaction; again, from its start, when that is worth a try.
 
         A connection that dies during the commit leaves open what became of it. The function then runs again: what
@@ -170,11 +175,11 @@ class Database:
         Raises:
             DomainError: DEPENDENCY_UNAVAILABLE, when the server could not be reached in time.
         """
-        return await self._execute(function, writes=True)
+        return await self._execute(function, writes=True, seconds=seconds)
 
-    async def _execute(self, function: Callable[[Transaction], Awaitable[T]], *, writes: bool) -> T:
+    async def _execute(self, function: Callable[[Transaction], Awaitable[T]], *, writes: bool, seconds: float) -> T:
         deadline = time.monotonic() + self._connection.retry_seconds
-        unit = self._unit(function)
+        unit = self._unit(function, seconds or self._connection.transaction_seconds)
         try:
             while True:
                 try:
@@ -189,9 +194,9 @@ class Database:
             raise self._unavailable(error) from None
 
     def _unit(
-        self, function: Callable[[Transaction], Awaitable[T]]
+        self, function: Callable[[Transaction], Awaitable[T]], seconds: float
     ) -> Callable[[AsyncManagedTransaction], Awaitable[T]]:
-        @unit_of_work(timeout=self._connection.transaction_seconds)
+        @unit_of_work(timeout=seconds)
         async def work(transaction: AsyncManagedTransaction) -> T:
             return await function(Transaction(transaction, strict=self._connection.warnings))
 

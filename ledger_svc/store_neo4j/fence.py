@@ -111,24 +111,40 @@ class Fence:
     def _snapshot(self, transaction: Transaction, project_id: str) -> Snapshot:
         return Snapshot(transaction, project_id, self._settled.get(project_id, 0))
 
-    async def read(self, project_id: str, function: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run a function that reads one project, on one snapshot."""
-        for _ in range(_MOST_TRIES):
+    async def read(
+        self,
+        project_id: str,
+        function: Callable[[Transaction], Awaitable[T]],
+        *,
+        tries: int = _MOST_TRIES,
+        seconds: float = 0.0,
+    ) -> T:
+        """Run a function that reads one project, on one snapshot.
+
+        Args:
+            project_id: The project.
+            function: What to run; it may be run several times.
+            tries: How often, before the project's lock is taken for it.
+            seconds: How long each may last; 0 is as long as any other transaction.
+        """
+        for _ in range(tries):
             try:
-                return await self._database.read(lambda tx: self._checked(tx, project_id, function))
+                return await self._database.read(lambda tx: self._checked(tx, project_id, function), seconds=seconds)
             except _StartOverError as error:
                 if error.unsettled:
                     await self._settle(project_id)
-        return await self.locked(project_id, function)
+        return await self.locked(project_id, function, seconds=seconds)
 
-    async def locked(self, project_id: str, function: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def locked(
+        self, project_id: str, function: Callable[[Transaction], Awaitable[T]], *, seconds: float = 0.0
+    ) -> T:
         """Run a function that reads one project, with nobody writing meanwhile."""
 
         async def work(tx: Transaction) -> T:
             await tx.run(q.SETTLE, project_id=project_id)
             return await function(tx)
 
-        return await self._database.write(work)
+        return await self._database.write(work, seconds=seconds)
 
     async def _checked(self, tx: Transaction, project_id: str, function: Callable[[Transaction], Awaitable[T]]) -> T:
         before = await self._version(tx, project_id)

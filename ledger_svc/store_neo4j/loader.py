@@ -39,7 +39,8 @@ class StateLoader:
         """Lock the project; return its state with nothing but the project in it."""
         row = await self._tx.one(q.LOCK, project_id=project_id)
         if row is None:
-            return WorkingState(project_id), Counters()
+            importing = await self._tx.one(q.IMPORTING, project_id=project_id) is not None
+            return WorkingState(project_id, importing=importing), Counters()
         body, policy, position, recorded_at, sequence, entry_hash, version, last, number = row
         state = State(
             project=r.project_of(body),

@@ -78,6 +78,8 @@ class _Rows:
 class Persister:
     """Writes changes of one project."""
 
+    PERSIST = q.PERSIST
+
     def __init__(self, transaction: Transaction, project_id: str, counters: Counters) -> None:
         self._tx = transaction
         self._project_id = project_id
@@ -114,7 +116,7 @@ class Persister:
     async def _run(self, rows: _Rows) -> None:
         parts = rows.parts()
         if any(parts.values()):
-            counts = await self._tx.one(q.PERSIST, parts=parts)
+            counts = await self._tx.one(self.PERSIST, parts=parts)
             for (part, made), count in zip(parts.items(), counts or (), strict=True):
                 if count != len(made):
                     raise NothingChangedError(part)

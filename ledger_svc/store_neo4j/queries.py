@@ -929,3 +929,133 @@ AS_STORED: Final = {
     for layout in LAYOUTS
 }
 """Every record of a project, kind by kind: the columns of its layout."""
+
+# --- Moving house: everything of a project in order, and a project that nobody sees yet -------------------------------
+
+MOVE_POLICIES: Final = """\
+MATCH (y:Policy) USING INDEX SEEK y:Policy(project_id, version)
+WHERE y.project_id = $project_id AND y.version > 0
+RETURN y.body ORDER BY y.project_id, y.version"""
+
+MOVE_FAMILIES: Final = """\
+MATCH (f:Family) USING INDEX SEEK f:Family(project_id, page)
+WHERE f.project_id = $project_id AND f.page > ''
+RETURN f.body ORDER BY f.project_id, f.page"""
+
+MOVE_FAMILY_IDS: Final = """\
+MATCH (f:Family) USING INDEX SEEK f:Family(project_id, page)
+WHERE f.project_id = $project_id AND f.page > ''
+RETURN f.family_id ORDER BY f.project_id, f.page"""
+
+MOVE_EVIDENCE: Final = """\
+MATCH (e:Evidence) USING INDEX SEEK e:Evidence(project_id, fingerprint)
+WHERE e.project_id = $project_id AND e.fingerprint > ''
+CALL (e) {
+    MATCH (c:Verification) USING INDEX SEEK c:Verification(evidence_id, number)
+    WHERE c.evidence_id = e.evidence_id AND c.number > 0
+    WITH c ORDER BY c.evidence_id, c.number
+    RETURN collect(c.body) AS checks
+}
+RETURN e.body, checks ORDER BY e.project_id, e.fingerprint"""
+
+_MOVE_FAMILY: Final = "UNWIND $ids AS id\nMATCH (f:Family {family_id: id}) WHERE f.project_id = $project_id\n"
+
+MOVE_REVISIONS: Final = f"""\
+{_MOVE_FAMILY}MATCH (v:Revision)-[:OF]->(f)
+RETURN v.body, v.content ORDER BY f.page, v.branch, v.number"""
+
+MOVE_ROWS: Final = f"""\
+{_MOVE_FAMILY}MATCH (t:TimelineRow)-[:SHOWS]->(:Revision)-[:OF]->(f)
+RETURN {_ROW} ORDER BY f.page, t.branch, t.opened_position, t.valid_from"""
+
+MOVE_HEADS: Final = f"""\
+{_MOVE_FAMILY}MATCH (f)-[:PUBLISHED]->(h:Head)
+RETURN {_HEAD} ORDER BY f.page, h.branch"""
+
+MOVE_FLAGS: Final = f"""\
+{_MOVE_FAMILY}MATCH (g:ReviewFlag)-[:ON]->(f)
+RETURN {_FLAG} ORDER BY f.page, g.branch, g.cause_family_id, g.position"""
+
+MOVE_RELATIONS: Final = f"""\
+MATCH (l:Relation) USING INDEX SEEK l:Relation(project_id, page)
+WHERE l.project_id = $project_id AND l.page > ''
+RETURN {_RELATION} ORDER BY l.project_id, l.page"""
+
+MOVE_COMMITS: Final = """\
+MATCH (c:Commit) USING INDEX SEEK c:Commit(project_id, position)
+WHERE c.project_id = $project_id AND c.position > 0
+RETURN c.body ORDER BY c.project_id, c.position"""
+
+MOVE_OBSERVATIONS: Final = """\
+MATCH (o:Observation) USING INDEX SEEK o:Observation(project_id, seq)
+WHERE o.project_id = $project_id AND o.seq > $after
+WITH o ORDER BY o.project_id, o.seq LIMIT $limit
+CALL (o) {
+    MATCH (a:Admission) USING INDEX SEEK a:Admission(observation_id, number)
+    WHERE a.observation_id = o.observation_id AND a.number > 0
+    WITH a ORDER BY a.observation_id, a.number
+    RETURN collect(a.body) AS admissions
+}
+RETURN o.body, o.seq, admissions ORDER BY o.seq"""
+
+MOVE_SIGNALS: Final = f"""\
+{_MOVE_FAMILY}CALL (f) {{
+    MATCH (s:Signal) USING INDEX SEEK s:Signal(family_id) WHERE s.family_id = f.family_id
+    RETURN collect(s.body) AS signals
+}}
+RETURN signals ORDER BY f.page"""
+
+MOVE_REPLIES: Final = """\
+MATCH (y:Reply) USING INDEX SEEK y:Reply(project_id, caller, rpc, request_id)
+WHERE y.project_id = $project_id AND y.caller > '' AND y.rpc IS NOT NULL AND y.request_id IS NOT NULL
+RETURN y.caller, y.request_id, y.rpc, y.request_hash, y.reply, y.recorded_at
+ORDER BY y.project_id, y.caller, y.rpc, y.request_id"""
+
+MOVE_HEAD_KEYS: Final = """\
+MATCH (h:Head) USING INDEX SEEK h:Head(project_id, head)
+WHERE h.project_id = $project_id AND h.head > ''
+RETURN h.family_id, h.branch ORDER BY h.project_id, h.head"""
+
+LOCK_PROJECTS: Final = "MATCH (g:Ledger {key: 'ledger'}) SET g.lock = 0 RETURN g.key"
+
+IMPORTED: Final = """\
+MATCH (p:Project {project_id: $project_id})
+RETURN coalesce(p.import_digest, ''), coalesce(p.import_records, 0)"""
+
+IMPORTING: Final = """\
+MATCH (p:Importing {project_id: $project_id})
+RETURN p.import_digest, p.import_records"""
+
+IMPORT_LOCK: Final = """\
+MATCH (p:Importing {project_id: $project_id}) SET p.lock = 0
+RETURN p.version, p.seq, p.number"""
+
+ADD_IMPORT: Final = """\
+MATCH (g:Ledger {key: 'ledger'}) SET g.projects = g.projects + 1
+WITH g.projects AS number
+UNWIND $rows AS row
+CREATE (p:Importing) SET p = row, p.number = number, p.lock = 0
+RETURN p.version, p.seq, p.number"""
+
+IMPORT_NOTE: Final = """\
+MATCH (p:Importing {project_id: $project_id}) SET p.import_records = $records
+RETURN p.position"""
+
+IMPORT_SHOW: Final = """\
+MATCH (p:Importing {project_id: $project_id})
+SET p:Project
+REMOVE p:Importing
+RETURN p.project_id"""
+
+MOVE_FLAGGED: Final = """\
+UNWIND $heads AS head
+CALL (head) {
+    MATCH (g:ReviewFlag) USING INDEX SEEK g:ReviewFlag(head, cleared_position)
+    WHERE g.head = head AND g.cleared_position >= 0
+    RETURN max(CASE WHEN g.position > g.cleared_position THEN g.position ELSE g.cleared_position END) AS last
+}
+MATCH (h:Head {head: head}) SET h.flag_position = last
+RETURN count(*)"""
+
+PERSIST_IMPORT: Final = PERSIST.replace("(p:Project {", "(p:Importing {")
+"""The same as PERSIST, below the node of a project that nobody sees yet."""

@@ -19,6 +19,7 @@ SCHEMA_VERSION: Final = 1
 UNIQUE: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ledger_key": ("Ledger", ("key",)),
     "project_id": ("Project", ("project_id",)),
+    "importing_id": ("Importing", ("project_id",)),
     "policy_version": ("Policy", ("project_id", "version")),
     "family_id": ("Family", ("family_id",)),
     "identity_key": ("IdentityKey", ("project_id", "identity_key")),
@@ -87,7 +88,7 @@ RELATIONSHIPS: Final = (
 """Types of edges; each active relation is also a direct edge between its families, of its kind."""
 
 PROPERTIES: Final = (
-    *("ledger_id", "schema_version", "projects", "lock"),
+    *("ledger_id", "schema_version", "projects", "lock", "import_digest", "import_records"),
     *("title", "policy_version", "policy", "audit_sequence", "audit_hash", "seq", "number"),
     *("content", "reason", "recorded_from", "recorded_to", "valid_to", "standing", "end_kind"),
     *("intrinsic_to", "intrinsic_end", "invalid_from", "flag_position", "via", "cause"),

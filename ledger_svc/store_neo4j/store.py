@@ -21,11 +21,13 @@ from ledger_svc.domain.model import (
     RelationKind,
     Revision,
 )
+from ledger_svc.domain.moving import ImportProgress, ImportStep, MovingRecord
 from ledger_svc.group import Decision, Outcome
+from ledger_svc.moving import RecordSink
 from ledger_svc.news import News
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
+from ledger_svc.store_neo4j import moving, schema
 from ledger_svc.store_neo4j import queries as q
-from ledger_svc.store_neo4j import schema
 from ledger_svc.store_neo4j.committer import Committed, Committer, Job
 from ledger_svc.store_neo4j.database import Database, Neo4jConnection
 from ledger_svc.store_neo4j.fence import Fence
@@ -58,6 +60,8 @@ MOST_WAITING: Final = 4_096
 POLL_SECONDS: Final = 0.2
 """How late, at most, a watcher learns of a commit of another process."""
 _INDEX_SECONDS: Final = 300
+_MOVE_SECONDS: Final = 3_600.0
+"""How long reading a whole project may take."""
 _MOST_OWNERS: Final = 65_536
 
 
@@ -358,6 +362,25 @@ class Neo4jLedgerStore:
     async def verify(self, project_id: str, verifier: ChainVerifier) -> list[ChainProblem]:
         """Show the verifier everything as stored; under the project's lock, because what it sees must stand still."""
         return await self._fence.locked(project_id, lambda tx: scan(tx, project_id, verifier))
+
+    # --- Moving house -----------------------------------------------------------------------------------------------
+
+    async def export(self, project_id: str, sink: RecordSink) -> bool:
+        """Put every record of a project into the sink; on a busy project, with its writers waiting."""
+        return await self._fence.read(
+            project_id, lambda tx: moving.export(tx, project_id, sink), tries=2, seconds=_MOVE_SECONDS
+        )
+
+    async def import_progress(self, project_id: str) -> ImportProgress:
+        """Return what is known of a project that is to be imported."""
+        return await self._database.read(lambda tx: moving.progress(tx, project_id))
+
+    async def import_step(self, step: ImportStep, records: Sequence[MovingRecord]) -> bool:
+        """Do a step of an import; False when it was done before."""
+        done, version, position = await self._database.write(lambda tx: moving.import_step(tx, step, records))
+        if done and step.last:
+            self._committed(step.project_id, Committed([], version, position, grew=True))
+        return done
 
     # --- Outbox -----------------------------------------------------------------------------------------------------
 
