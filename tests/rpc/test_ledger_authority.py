@@ -14,7 +14,7 @@ from service_kit.errors import Reason
 from service_kit.ids import new_id
 from service_kit.principals import Kind, Principal, Role, grant
 from tests import ledger_stack
-from tests.ledger_rpcs import ALL_RPCS, RPCS, Things, call, fill, rename
+from tests.ledger_rpcs import RPCS, Things, call, fill, rename
 from tests.ledger_stack import (
     FOREIGN,
     PRINCIPALS,
@@ -56,7 +56,7 @@ def _may(rpc: tuple[str, str], who: str, project: str) -> bool:
 
 
 @pytest.mark.parametrize("who", CALLERS)
-@pytest.mark.parametrize("rpc", ALL_RPCS, ids=lambda rpc: rpc[1])
+@pytest.mark.parametrize("rpc", list(RPCS), ids=lambda rpc: rpc[1])
 async def test_the_authorisation_matrix(rpc: tuple[str, str], who: str, world: Any) -> None:
     """S1: every RPC × role × own, foreign and unknown project: PERMISSION_DENIED for what is not allowed, only that."""
     stack, things = world
@@ -214,7 +214,7 @@ async def test_revoking_and_withdrawing_are_for_the_parties(fresh: Stack) -> Non
 # --- Retries ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rpc", [r for r in ALL_RPCS if RPCS[r].mutates], ids=lambda rpc: rpc[1])
+@pytest.mark.parametrize("rpc", [r for r in RPCS if RPCS[r].mutates], ids=lambda rpc: rpc[1])
 async def test_a_retry_gives_the_first_answer_also_after_a_restart(rpc: tuple[str, str], tmp_path: Path) -> None:
     """L7: repeated N times, then after later changes, then after a restart: the same answer, one effect."""
     file = tmp_path / "ledger.sqlite"
