@@ -267,7 +267,7 @@ async def _known_rebuild(whole: Whole, home: Home) -> Message:
     async def idle() -> bool:
         return not await whole.rebuilding()
 
-    await until(idle)
+    await until(idle, 120)
     request = index.RebuildIndexRequest(project=home.project, request_id="one rebuild of the tests")
     run = (await whole.as_(home.admin).index.RebuildIndex(request)).rebuild
     return index.GetRebuildRequest(project=home.project, name=run.name)
