@@ -86,6 +86,8 @@ Resp_co = TypeVar("Resp_co", bound=Message, covariant=True)
 
 DEFAULT_TIMEOUT_SECONDS: Final = 15.0
 LONG_TIMEOUT_SECONDS: Final = 600.0
+MOVE_TIMEOUT_SECONDS: Final = 6 * 3_600.0
+"""How long a whole project may take from or to a file."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _MOST_ATTEMPTS: Final = 2
@@ -320,6 +322,30 @@ class DecisionsClient:
                 after = entry.sequence
             if not response.entries or after >= response.newest_sequence:
                 return
+
+    async def export_project(
+        self, project: str, *, after_chunk: int = 0, sha256: str = ""
+    ) -> AsyncIterator[admin_pb2.ExportProjectResponse]:
+        """Yield a whole project as the parts of a file; to go on after a chunk, with the hash of all up to its end."""
+        request = admin_pb2.ExportProjectRequest(
+            project=project_name(project), resume_after_chunk=after_chunk, resume_sha256=sha256
+        )
+        async for part in self._stream(self._admin.ExportProject(request, timeout=MOVE_TIMEOUT_SECONDS)):
+            yield part
+
+    async def import_project(
+        self, project: str, data: AsyncIterable[bytes] | Iterable[bytes]
+    ) -> admin_pb2.ImportProjectResponse:
+        """Store a project from the bytes of such a file, in pieces of at most 1 MiB; it may be sent again."""
+
+        async def requests() -> AsyncIterator[admin_pb2.ImportProjectRequest]:
+            async for piece in _each(data):
+                yield admin_pb2.ImportProjectRequest(project=project_name(project), data=piece)
+
+        try:
+            return await self._admin.ImportProject(requests(), timeout=MOVE_TIMEOUT_SECONDS)
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure, "the server") from None
 
     async def outbox_stats(self, project: str = "") -> outbox_service_pb2.GetOutboxStatsResponse:
         """Return how far behind the consumer of the outbox is."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsearch.cli import demo, evaluate, ingest, operate, propose, read, review, search, serve
+from dsearch.cli import demo, evaluate, ingest, moving, operate, propose, read, review, search, serve
 from dsearch.cli.frame import EXIT_CODES_HELP
 
 
@@ -31,6 +31,6 @@ def build() -> typer.Typer:
             typer.echo(version_of("decisionssearch"))
             raise typer.Exit
 
-    for part in (serve, operate, ingest, search, read, propose, review, evaluate, demo):
+    for part in (serve, operate, moving, ingest, search, read, propose, review, evaluate, demo):
         part.add(app)
     return app
