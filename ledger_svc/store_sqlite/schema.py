@@ -7,12 +7,19 @@ or often, has columns of its own. Instants are integers in microseconds; an inte
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from typing import Final
 
 from ledger_svc.instants import FOREVER
 from ledger_svc.store import SchemaTooNewError
 
 SCHEMA_VERSION: Final = 1
+
+Migration = Callable[[sqlite3.Connection], None]
+
+MIGRATIONS: Final[dict[int, Migration]] = {}
+"""How to get from a version to the next one. Each runs in a transaction of its own, with its number: it is done wholly
+or not at all, and a start that dies goes on with the next one. It drops the triggers that it has to get past."""
 
 _TABLES: Final = f"""
 CREATE TABLE meta (
@@ -338,6 +345,22 @@ def stored_version(connection: sqlite3.Connection) -> int | None:
         return None
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     return int(row[0])
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> int:
+    """Bring a database to the version that this program writes; return it."""
+    while version < SCHEMA_VERSION:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            MIGRATIONS[version](connection)
+            version += 1
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(version),))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    return version
 
 
 def refuse_newer(version: int, where: str) -> None:

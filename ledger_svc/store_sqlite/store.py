@@ -421,6 +421,7 @@ def _prepare(database: str) -> tuple[sqlite3.Connection, StoreInfo]:
             connection.execute("COMMIT")
             version = schema.SCHEMA_VERSION
         schema.refuse_newer(version, database)
+        version = schema.migrate(connection, version)
         ledger_id = connection.execute("SELECT value FROM meta WHERE key = 'ledger_id'").fetchone()[0]
     except BaseException:
         connection.close()
