@@ -1,7 +1,8 @@
 """The embedder behind any OpenAI-compatible embeddings API: the public one, Azure, or a server in the same rack.
 
-Retries are ours (stamina), not the client's: connection errors, timeouts, 408, 409, 429 and 5xx are tried again within
-a bounded time, ``Retry-After`` is honoured, everything else fails at once.
+What leaves for the API is sanitised first, questions as well as documents: the API may be anybody's (G1). Retries are
+ours (stamina), not the client's: connection errors, timeouts, 408, 409, 429 and 5xx are tried again within a bounded
+time, ``Retry-After`` is honoured, everything else fails at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import stamina
 from index_svc.embedder import EmbedderIdentity, Matrix, Vector, checked
 from index_svc.embedder_offline import LruCache
 from service_kit.errors import DomainError, Reason, dependency_unavailable
+from service_kit.sanitising.sanitise import sanitise
 
 MAX_TEXT_CHARS: Final = 8_000
 """Longer texts are cut for the vector only: the public models take 8,191 tokens."""
@@ -79,7 +81,7 @@ class OpenAIEmbedder:
 
     async def embed_documents(self, texts: Sequence[str]) -> Matrix:
         """Return one unit vector per text, in batches, a few at a time."""
-        batches = self._batches([_clean(t) for t in texts])
+        batches = self._batches(await asyncio.to_thread(lambda: [_clean(t) for t in texts]))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._with_slot(batch)) for batch in batches]
         parts = [task.result() for task in tasks]
@@ -172,7 +174,8 @@ class OpenAIEmbedder:
 
 
 def _clean(text: str) -> str:
-    whole = text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")
+    """Return what may be sent of a text: sanitised first and cut after, or half of a secret would go unseen."""
+    whole = sanitise(text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")).text
     return whole[:MAX_TEXT_CHARS].strip() or " "
 
 

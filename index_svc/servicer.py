@@ -25,6 +25,7 @@ from service_kit.clock import to_timestamp
 from service_kit.context import current_principal
 from service_kit.limits import Limits
 from service_kit.principals import Role, require
+from service_kit.sanitising.messages import check_identifier
 
 MAX_QUESTION_CHARS: Final = 10_000
 MAX_DIMENSIONS: Final = 4_096
@@ -151,6 +152,7 @@ class IndexServicer(index_service_pb2_grpc.IndexServiceServicer):
         project = _project(checks, request.project, Role.ADMIN)
         if checks.required("request_id", request.request_id):
             checks.length("request_id", request.request_id, at_most=MAX_REQUEST_ID_CHARS)
+            check_identifier(checks, "request_id", request.request_id)
         checks.raise_if_any()
         await self._projects.enter(current_principal(), project or "", Role.ADMIN)
         run = self._service.rebuild(request.request_id, current_principal().id)

@@ -71,6 +71,7 @@ def sanitise_evidence(evidence: EvidenceDraft) -> tuple[EvidenceDraft, Counter[s
         locator=take(evidence.locator),
         excerpt=take(evidence.excerpt),
         author=take(evidence.author),
+        extractor=take(evidence.extractor),
         claim=take(evidence.claim),
     )
     return clean_evidence, found

@@ -34,6 +34,7 @@ from service_kit.checks import FieldChecks
 from service_kit.context import current_principal
 from service_kit.errors import DomainError, invalid, to_item_error
 from service_kit.principals import Role, require
+from service_kit.sanitising.messages import check_identifier
 from service_kit.serving import until_stopping
 
 MAX_LOCATOR_CHARS: Final = 2_000
@@ -123,6 +124,7 @@ class IngestServicer(ingest_service_pb2_grpc.IngestServiceServicer):
         checks = FieldChecks()
         if checks.required("request_id", request.request_id):
             checks.pattern("request_id", request.request_id, _REQUEST_ID, "must be 1 to 100 visible ASCII characters")
+            check_identifier(checks, "request_id", request.request_id)
         if checks.required("reason", request.reason):
             checks.length("reason", request.reason, at_most=MAX_REASON_CHARS)
         candidate, registered = _candidate(checks, request, target.project)
@@ -161,6 +163,7 @@ def _target(project: str, branch: str, *, apply_approved: bool = False) -> Targe
     checks = FieldChecks()
     project_id = checks.project(project)
     on = checks.branch(branch)
+    check_identifier(checks, "branch", branch)
     checks.raise_if_any()
     if project_id is None or on is None:
         raise AssertionError("a problem was raised")
@@ -270,6 +273,7 @@ def _candidate(
     own.enum("category", value.category, ledger_pb2.Category)
     category = translate.category_from_proto(value.category) or Category.DESIGN_RULE
     own.length("identity_key", value.identity_key, at_most=MAX_IDENTITY_KEY_CHARS)
+    check_identifier(own, "identity_key", value.identity_key)
     content = _content(own, value)
     valid_from = own.timestamp(value, "valid_from")
     own.count("evidence", value.evidence, at_most=MAX_EVIDENCE)

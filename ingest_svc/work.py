@@ -29,7 +29,6 @@ from ingest_svc.gates import canonical, takes_effect
 from ingest_svc.ledger_client import Linking, Publication, Recorded
 from ingest_svc.sanitise import sanitise_content, sanitise_evidence, sanitise_observation
 from service_kit.errors import DomainError, Reason
-from service_kit.sanitising.sanitise import sanitise
 
 TRANSIENT: Final = frozenset(
     {
@@ -158,8 +157,7 @@ def sanitised_candidate(candidate: Candidate) -> tuple[Candidate, Mapping[str, i
         clean_one, in_evidence = sanitise_evidence(one)
         evidence.append(clean_one)
         found.update(in_evidence)
-    key = sanitise(candidate.identity_key).text
-    return replace(candidate, content=content, evidence=tuple(evidence), identity_key=key), dict(found)
+    return replace(candidate, content=content, evidence=tuple(evidence)), dict(found)
 
 
 def publication_of(item: Item, observation: str) -> Publication:

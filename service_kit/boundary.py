@@ -37,6 +37,7 @@ from service_kit.ids import new_id
 from service_kit.limits import DEFAULT_LIMITS, Limits, check_message_limits
 from service_kit.logs import get_logger
 from service_kit.names import PROJECT_ID
+from service_kit.sanitising.sanitise import clean
 from service_kit.tokens import Authenticator
 
 REQUEST_ID_KEY: Final = "x-request-id"
@@ -316,5 +317,6 @@ def _project_of(request: Message) -> str:
         head, _, rest = value.partition("/")
         found = rest.partition("/")[0] if head == "projects" else ""
         if found and PROJECT_ID.fullmatch(found):
-            return found
+            # It may be anything that looks like an id, a secret that was pasted into the wrong field as well.
+            return clean(found)
     return ""

@@ -17,6 +17,9 @@ from service_kit.context import current_request_id
 Format = Literal["json", "console"]
 Level = Literal["debug", "info", "warning", "error"]
 
+_TALKATIVE = ("httpcore", "httpx", "neo4j", "openai")
+"""Libraries whose debug lines hold whole requests: texts, headers, parameters of queries."""
+
 
 def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     if (request_id := current_request_id()) is not None:
@@ -58,6 +61,8 @@ def configure(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.INFO, root.level))
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),

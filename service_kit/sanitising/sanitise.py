@@ -33,28 +33,20 @@ class _CleanTexts:
         self._young: set[bytes] = set()
         self._old: set[bytes] = set()
 
-    def knows(self, text: str) -> bool:
+    def knows(self, digest: bytes) -> bool:
         """Whether the text was found clean lately."""
-        digest = _digest(text)
         if digest in self._young:
             return True
         if digest in self._old:
-            self._put(digest)
+            self.add(digest)
             return True
         return False
 
-    def add(self, text: str) -> None:
+    def add(self, digest: bytes) -> None:
         """Remember that a text is clean."""
-        self._put(_digest(text))
-
-    def _put(self, digest: bytes) -> None:
         if len(self._young) >= self._most:
             self._old, self._young = self._young, set()
         self._young.add(digest)
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 _CLEAN = _CleanTexts(50_000)
@@ -73,11 +65,12 @@ def sanitise(text: str) -> Sanitised:
     found: Counter[str] = Counter()
     # A replacement can uncover another finding beside it; a few rounds reach the text that stays as it is.
     for _ in range(_MOST_ROUNDS):
-        if _CLEAN.knows(text):
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if _CLEAN.knows(digest):
             break
         spans = _merge(text, _spans(text))
         if not spans:
-            _CLEAN.add(text)
+            _CLEAN.add(digest)
             break
         found.update(span.kind for span in spans)
         text = _replace(text, spans)

@@ -320,3 +320,20 @@ async def test_openai_word_vectors_are_not_offered(server: EmbeddingServer) -> N
     with pytest.raises(NotImplementedError):
         await embedder.word_vectors(["a"])
     await embedder.close()
+
+
+async def test_an_api_never_gets_a_secret(server: EmbeddingServer) -> None:
+    """G1: questions and documents are sanitised before they are sent, also when they are cut."""
+    embedder = OpenAIEmbedder(options(server))
+    secret = "ghp_" + "x7Qz" * 9
+    person = "ana.souza@example.org"
+    try:
+        await embedder.embed_query(f"who gave {secret} to {person}?")
+        await embedder.embed_queries([f"what is {secret} for?"])
+        await embedder.embed_documents([f"{person} decides.", "x " * (MAX_TEXT_CHARS // 2 - 10) + secret])
+    finally:
+        await embedder.close()
+    sent = "\n".join(text for body in server.requests for text in body["input"])
+    assert "who gave [REDACTED:GITHUB_TOKEN] to [REDACTED:EMAIL]?" in sent
+    assert secret[:12] not in sent
+    assert person not in sent
