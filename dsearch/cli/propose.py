@@ -21,9 +21,7 @@ from dsearch.cli.frame import CommandError, Exit, Frame, command
 from dsearch.client import DecisionsClient
 from service_kit.clock import to_timestamp
 
-_TEXTS: Final = ("title", "summary", "details", "objective", "trigger", "rationale", "task", "outcome")
 _IMPORTANCE: Final = 0.5
-_LISTS: Final = ("alternatives", "examples", "rules", "steps")
 
 Family = Annotated[str, typer.Argument(help="Natural key, id or resource name of the memory.", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why: goes into the record.", show_default=False)]
@@ -60,27 +58,6 @@ def _stamp(text: str, option: str) -> Timestamp | None:
 def _fields(**given: Any) -> dict[str, Any]:
     """Return what was given, by the name of the field of Content."""
     return {name: value for name, value in given.items() if value not in ("", None, [], ())}
-
-
-async def _sanitised(frame: Frame, client: DecisionsClient, content: ledger_pb2.Content, names: Sequence[str]) -> None:
-    """Take secrets and personal data out of what a person typed, before it is stored, and say what was taken out."""
-    taken: dict[str, int] = {}
-
-    async def clean(text: str) -> str:
-        answer = await client.sanitize(text)
-        for redaction in answer.redactions:
-            taken[redaction.kind] = taken.get(redaction.kind, 0) + redaction.count
-        return answer.text
-
-    for name in names:
-        if name in _TEXTS and getattr(content, name):
-            setattr(content, name, await clean(getattr(content, name)))
-        elif name in _LISTS:
-            values = [await clean(value) for value in getattr(content, name)]
-            del getattr(content, name)[:]
-            getattr(content, name).extend(values)
-    if taken:
-        frame.note("redacted: " + ", ".join(f"{count} {kind}" for kind, count in sorted(taken.items())))
 
 
 async def _send(
@@ -193,7 +170,6 @@ def _add_create(group: typer.Typer) -> None:
             )
             if refines or end is not None:
                 # The gates have no word for these two; the ledger checks the rest.
-                await _sanitised(frame, client, mutation.content, list(fields))
                 return await _send(
                     frame,
                     client,
@@ -304,7 +280,6 @@ def _add_changes(group: typer.Typer) -> None:
                 content = ledger_pb2.Content(**fields)
                 if supersedes:
                     content = _over(head.revision.content, content, fields)
-                await _sanitised(frame, client, content, list(fields))
                 mutation = (
                     proposal_pb2.Mutation(
                         supersede=proposal_pb2.SupersedeMutation(
@@ -576,7 +551,6 @@ def _add_file(group: typer.Typer) -> None:
                 where = f"item {number}" if len(items) > 1 else str(path)
                 reason, mutation, evidence = _parse_item(item, where)
                 await _resolve(client, project, mutation)
-                await _sanitise_mutation(frame, client, mutation)
                 proposals.append(
                     await client.propose(
                         project,
@@ -641,11 +615,3 @@ async def _resolve(client: DecisionsClient, project: str, mutation: proposal_pb2
     for name in _FAMILY_FIELDS:
         if name in change.DESCRIPTOR.fields_by_name and getattr(change, name):
             setattr(change, name, await inputs.family(client, project, getattr(change, name)))
-
-
-async def _sanitise_mutation(frame: Frame, client: DecisionsClient, mutation: proposal_pb2.Mutation) -> None:
-    change = getattr(mutation, mutation.WhichOneof("kind") or "")
-    if mutation.WhichOneof("kind") == "create_and_link":
-        change = change.create
-    if "content" in change.DESCRIPTOR.fields_by_name:
-        await _sanitised(frame, client, change.content, [*_TEXTS, *_LISTS])
