@@ -170,23 +170,32 @@ async def write_export(client: DecisionsClient, project: str, file: Path, report
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CommandError(f"another export writes {part}", "wait for it, or choose another name") from None
-        after, hasher = await asyncio.to_thread(_resume_point, out)
-        digest = f"sha256:{hasher.hexdigest()}" if after else ""
-        last = b""
-        records = 0
-        async for response in client.export_project(project, after_chunk=after, sha256=digest):
-            # Hashed one behind: the last line holds the hash of what comes before it.
-            hasher.update(last)
-            last = response.data
-            await asyncio.to_thread(out.write, last)
-            records = response.records_done
-            report(records, response.records_total)
-        _check_end(last, f"sha256:{hasher.hexdigest()}", file)
+        try:
+            written = await _write(client, project, file, out, report)
+            await asyncio.to_thread(_publish, out, part, file)
+        except BaseException:
+            # What has begun is kept, to go on with.
+            if not out.tell():
+                part.unlink(missing_ok=True)
+            raise
+    return written
+
+
+async def _write(client: DecisionsClient, project: str, file: Path, out: IO[bytes], report: Report) -> Written:
+    after, hasher = await asyncio.to_thread(_resume_point, out)
+    digest = f"sha256:{hasher.hexdigest()}" if after else ""
+    last = b""
+    records = 0
+    async for response in client.export_project(project, after_chunk=after, sha256=digest):
+        # Hashed one behind: the last line holds the hash of what comes before it.
         hasher.update(last)
-        size = out.tell()
-        await asyncio.to_thread(_settle, out)
-    await asyncio.to_thread(_publish, part, file)
-    return Written(project, str(file), records, size, f"sha256:{hasher.hexdigest()}", after)
+        last = response.data
+        await asyncio.to_thread(out.write, last)
+        records = response.records_done
+        report(records, response.records_total)
+    _check_end(last, f"sha256:{hasher.hexdigest()}", file)
+    hasher.update(last)
+    return Written(project, str(file), records, out.tell(), f"sha256:{hasher.hexdigest()}", after)
 
 
 def _resume_point(out: IO[bytes]) -> tuple[int, Any]:
@@ -218,13 +227,10 @@ def _check_end(line: bytes, digest: str, file: Path) -> None:
         raise CommandError(f"{_part(file)} is not what the server sent", "remove it and export again", Exit.PROBLEMS)
 
 
-def _settle(out: IO[bytes]) -> None:
+def _publish(out: IO[bytes], part: Path, file: Path) -> None:
+    """Give the complete file its name, durably."""
     out.flush()
     os.fsync(out.fileno())
-
-
-def _publish(part: Path, file: Path) -> None:
-    """Give the complete file its name, durably."""
     part.replace(file)
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
