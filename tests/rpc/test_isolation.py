@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import logging
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,7 +13,6 @@ from typing import Any, Final
 import grpc.aio
 import pytest
 import pytest_asyncio
-import structlog
 from decisionssearch.index.v1 import index_service_pb2
 from decisionssearch.ingest.v1 import ingest_service_pb2
 from decisionssearch.ledger.v1 import (
@@ -32,7 +29,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from service_kit.errors import DETAILS_KEY
 from service_kit.ids import new_id
-from service_kit.logs import configure
+from tests.kept_log import logged
 from tests.ledger_stack import create_rule, evidence_input, refusal, supersede
 from tests.whole_rpcs import METHODS, REQUESTS, Home, call, candidate, furnish, propose, publish, rename
 from tests.whole_stack import FOREIGN, OWN, Whole, deployment, until
@@ -57,23 +54,6 @@ class Planted:
     """Where the secret is said as well, by people who know nothing of the first project."""
     log: io.StringIO
     ids: set[bytes] = field(default_factory=set)
-
-
-@contextmanager
-def logged() -> Iterator[io.StringIO]:
-    """Everything that is logged during a block, at the lowest level."""
-    root = logging.getLogger()
-    before, level, was = list(root.handlers), root.level, structlog.get_config()
-    stream = io.StringIO()
-    configure("debug", "json", stream)
-    for noisy in ("asyncio", "grpc", "hpack"):
-        logging.getLogger(noisy).setLevel(logging.INFO)
-    try:
-        yield stream
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-        structlog.configure(**was)
 
 
 async def _plant(whole: Whole, home: Home) -> None:
