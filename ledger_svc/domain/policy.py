@@ -91,8 +91,8 @@ def check_policy(policy: Policy) -> None:
         if rules.approvals_needed not in {1, 2}:
             problems.append(FieldProblem(f"{where}.approvals_needed", "must be 1 or 2"))
         if not 0 <= rules.evidence.min_independent_sources <= MAX_EVIDENCE_LINKS:
-            rule = f"must be 0 to {MAX_EVIDENCE_LINKS}: no proposal has more evidence"
-            problems.append(FieldProblem(f"{where}.min_sources", rule))
+            bounds = f"must be 0 to {MAX_EVIDENCE_LINKS}: no proposal has more evidence"
+            problems.append(FieldProblem(f"{where}.min_sources", bounds))
         if not timedelta() < rules.approval_lifetime <= LONGEST:
             problems.append(FieldProblem(f"{where}.approval_lifetime", _LENGTH_RULE))
         if rules.default_validity is not None and not timedelta() < rules.default_validity <= LONGEST:
