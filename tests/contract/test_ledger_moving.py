@@ -293,11 +293,12 @@ async def test_an_interrupted_export_goes_on_or_says_that_the_project_changed(
         assert refused.value.reason == errors.STATE_CONFLICT
 
 
-async def test_an_export_of_a_busy_project_is_one_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["neo4j", "sqlite-file"])
+async def test_an_export_of_a_busy_project_is_one_snapshot(name: str, tmp_path: Path) -> None:
     """S6, L1: what is written while an export reads is either wholly in it or not at all: its audit verifies."""
     import asyncio
 
-    async with _open("sqlite-file", tmp_path / "a") as world:
+    async with _open(name, tmp_path / "a") as world:
         await world.make_project()
         families = [await world.create(f"f{n}") for n in range(4)]
 
