@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from ledger_svc.domain.model import (
@@ -69,6 +70,9 @@ def family_of(body: str) -> Family:
 
 # --- Revisions --------------------------------------------------------------------------------------------------------
 
+_KEPT_CHARS: Final = 16_384
+"""Longer revisions are not kept, so that a thousand of them stay small."""
+
 REVISION_COLUMNS: Final = "revision_id, project_id, family_id, branch, number, position, title, body, content"
 
 
@@ -91,9 +95,18 @@ def revision_row(revision: Revision) -> Row:
 
 def revision_of(body: str, content: str) -> Revision:
     """Return a revision from its two texts."""
+    read = _revision_of if len(body) + len(content) > _KEPT_CHARS else _kept_revision_of
+    return read(body, content)
+
+
+def _revision_of(body: str, content: str) -> Revision:
     plain = json.loads(body)
     plain["content"] = json.loads(content)
     return from_plain(Revision, plain)
+
+
+# Kept by the texts themselves: what was changed below the code is another text, so nothing old can come back.
+_kept_revision_of: Final = lru_cache(maxsize=1_024)(_revision_of)
 
 
 def revision_with(body: str, content: Content) -> Revision:

@@ -47,6 +47,8 @@ from ledger_svc.views import (
 
 _ALWAYS: Final = (FOREVER, FOREVER)
 _OF_ROW: Final = ", ".join(f"t.{c}" for c in r.ROW_COLUMNS.split(", "))
+_OF_HEAD: Final = ", ".join(f"h.{c}" for c in r.HEAD_COLUMNS.split(", "))
+_OF_FLAG: Final = ", ".join(f"g.{c}" for c in r.FLAG_COLUMNS.split(", "))
 _OF_RELATION: Final = ", ".join(f"l.{c}" for c in r.RELATION_COLUMNS.split(", "))
 
 
@@ -210,14 +212,19 @@ class Reader:
 
     def evidence(self, evidence_ids: Iterable[str]) -> dict[str, Evidence]:
         """Return evidence by id, with all verifications."""
-        wanted = list(dict.fromkeys(evidence_ids))
-        made: dict[str, Evidence] = {}
-        for evidence_id in wanted:
-            row = self._one("SELECT body FROM evidence WHERE evidence_id = ?", evidence_id)
-            if row is not None:
-                checks = self._all("SELECT body FROM verifications WHERE evidence_id = ? ORDER BY number", evidence_id)
-                made[evidence_id] = r.evidence_of(row[0], [c[0] for c in checks])
-        return made
+        wanted = json.dumps(list(dict.fromkeys(evidence_ids)))
+        found = self._all(
+            "SELECT e.evidence_id, e.body FROM json_each(?) AS j CROSS JOIN evidence AS e ON e.evidence_id = j.value",
+            wanted,
+        )
+        checks: dict[str, list[str]] = {}
+        for evidence_id, body in self._all(
+            "SELECT v.evidence_id, v.body FROM json_each(?) AS j "
+            "CROSS JOIN verifications AS v ON v.evidence_id = j.value ORDER BY v.evidence_id, v.number",
+            wanted,
+        ):
+            checks.setdefault(evidence_id, []).append(body)
+        return {evidence_id: r.evidence_of(body, checks.get(evidence_id, [])) for evidence_id, body in found}
 
     def evidence_of_project(self, project_id: str, evidence_id: str) -> Evidence | None:
         """Return one piece of evidence of a project."""
@@ -229,20 +236,33 @@ class Reader:
     def heads(self, query: HeadsQuery) -> HeadsRead:
         """Return heads at (valid_at, known_at)."""
         gather = _Heads(self, query)
-        missing_families: list[str] = []
-        missing_keys: list[str] = []
-        for family_id in query.family_ids:
-            family = self.family(query.project_id, family_id)
-            if family is None or not gather.add(family):
-                missing_families.append(family_id)
-        for key in query.identity_keys:
-            found = self.family_by_key(query.project_id, key)
-            if found is None or not gather.add(found):
-                missing_keys.append(key)
+        by_key = {key: self.family_by_key(query.project_id, key) for key in query.identity_keys}
+        families = self._families_of(query.project_id, query.family_ids)
+        gather.add([*families.values(), *(family for family in by_key.values() if family is not None)])
+        missing_families = [i for i in query.family_ids if i not in gather.found]
+        missing_keys = [k for k, family in by_key.items() if family is None or family.family_id not in gather.found]
         if query.follow_replacements:
             gather.follow(self)
         position = self.position(query.project_id) or 0
         return HeadsRead(tuple(gather.found.values()), tuple(missing_families), tuple(missing_keys), position)
+
+    def _families_of(self, project_id: str, family_ids: Iterable[str]) -> dict[str, Family]:
+        found = self._all(
+            "SELECT f.body FROM json_each(?) AS j CROSS JOIN families AS f ON f.family_id = j.value "
+            "WHERE f.project_id = ? ORDER BY j.key",
+            json.dumps(list(family_ids)),
+            project_id,
+        )
+        return {family.family_id: family for family in (r.family_of(row[0]) for row in found)}
+
+    def _heads_of(self, family_ids: Iterable[str], branch: str) -> dict[str, Head]:
+        found = self._all(
+            f"SELECT {_OF_HEAD} FROM json_each(?) AS j CROSS JOIN heads AS h ON h.family_id = j.value "
+            "WHERE h.branch = ?",
+            json.dumps(list(family_ids)),
+            branch,
+        )
+        return {head.family_id: head for head in map(r.head_of, found)}
 
     def heads_page(self, query: HeadsPageQuery) -> tuple[list[HeadView], str, int]:
         """Return heads of a branch in order of family id, the last family looked at, and the position.
@@ -268,15 +288,16 @@ class Reader:
             query.after_family,
             query.limit,
         )
-        last = ""
-        for row in found:
-            family = r.family_of(row[0])
-            last = family.family_id
-            if query.scopes and family.scope not in query.scopes:
-                continue
-            if query.categories and family.category not in query.categories:
-                continue
-            gather.add(family)
+        families = [r.family_of(row[0]) for row in found]
+        last = families[-1].family_id if families else ""
+        gather.add(
+            [
+                family
+                for family in families
+                if (not query.scopes or family.scope in query.scopes)
+                and (not query.categories or family.category in query.categories)
+            ]
+        )
         heads = [h for h in gather.found.values() if h.flags or not query.flagged_only]
         at_end = len(found) < query.limit
         return heads, "" if at_end else last, self.position(query.project_id) or 0
@@ -520,69 +541,76 @@ class _Heads:
         self._titles: dict[str, FamilyTitle] = {}
         self.found: dict[str, HeadView] = {}
 
-    def add(self, family: Family) -> bool:
-        """Read one head; return whether anything is published."""
-        if family.family_id in self.found:
-            return True
-        view = self._read(family)
-        if view is None:
-            return False
-        self.found[family.family_id] = view
-        return True
+    def add(self, families: Iterable[Family]) -> None:
+        """Read the heads of families, with few statements for all of them; what is not published has none."""
+        reader, query = self._reader, self._query
+        wanted = {family.family_id: family for family in families if family.family_id not in self.found}
+        heads = reader._heads_of(wanted, query.branch)  # noqa: SLF001 - one module, two classes
+        rows: dict[str, tuple[TimelineRow, ...]] = {}
+        for family_id in filter(heads.__contains__, wanted):
+            found = reader.rows_from(family_id, query.branch, self._valid, self._known)
+            first = None if found or self._known is None else self._first_position(wanted[family_id], query.branch)
+            if assembly.is_published(found, first, self._position):
+                rows[family_id] = found
+        shown = {i: found[0].revision_id if found else heads[i].revision_id for i, found in rows.items()}
+        revisions = self._revisions(shown.values())
+        relations, flags = self._relations(rows.keys()), self._flags(rows.keys())
+        evidence: Mapping[str, Evidence] = {}
+        if query.detail is Detail.FULL:
+            links = [link for one in revisions.values() for link in one.evidence_links]
+            links += [link for found in relations.values() for one in found for link in one.evidence_links]
+            evidence = reader.evidence(link.evidence_id for link in links)
+        for family_id, family in wanted.items():
+            if family_id in rows:
+                self.found[family_id] = self._view(
+                    family,
+                    heads[family_id],
+                    rows[family_id],
+                    revisions[shown[family_id]],
+                    relations.get(family_id, ()),
+                    flags.get(family_id, ()),
+                    evidence,
+                )
 
     def follow(self, reader: Reader) -> None:
         """Read the heads of all families that replace those found, and so on."""
-        queue = list(self.found.values())
-        while queue:
-            view = queue.pop(0)
-            for relation in view.relations:
-                other = assembly.replacement_of(view.family.family_id, relation)
-                if other is None or other in self.found:
-                    continue
-                family = reader.family(self._query.project_id, other)
-                if family is not None and self.add(family):
-                    queue.append(self.found[other])
+        looked_at: set[str] = set()
+        while found := [view for family_id, view in self.found.items() if family_id not in looked_at]:
+            looked_at.update(view.family.family_id for view in found)
+            others = {
+                other
+                for view in found
+                for relation in view.relations
+                if (other := assembly.replacement_of(view.family.family_id, relation)) is not None
+            }
+            self.add(reader._families_of(self._query.project_id, sorted(others - looked_at)).values())  # noqa: SLF001
 
-    def _read(self, family: Family) -> HeadView | None:
-        reader, query = self._reader, self._query
-        found = reader._one(  # noqa: SLF001 - one module, two classes
-            f"SELECT {r.HEAD_COLUMNS} FROM heads WHERE family_id = ? AND branch = ?",
-            family.family_id,
-            query.branch,
-        )
-        if found is None:
-            return None
-        head = r.head_of(found)
-        rows = reader.rows_from(family.family_id, query.branch, self._valid, self._known)
-        first = None if rows or self._known is None else self._first_position(family, query.branch)
-        if not assembly.is_published(rows, first, self._position):
-            return None
-        revision = self._revision(rows[0].revision_id if rows else head.revision_id)
-        full = query.detail is Detail.FULL
-        relations = assembly.holding(
-            reader.relations_of([family.family_id], query.branch, assembly.kinds_for(query.detail)), query
-        )
-        all_flags = self._flags(family)
+    def _view(
+        self,
+        family: Family,
+        head: Head,
+        rows: tuple[TimelineRow, ...],
+        revision: Revision,
+        relations: tuple[Relation, ...],
+        all_flags: Sequence[ReviewFlag],
+        evidence: Mapping[str, Evidence],
+    ) -> HeadView:
         flags = assembly.flags_at(all_flags, self._position)
-        evidence: Mapping[str, Evidence] = {}
-        past: tuple[PastView, ...] = ()
-        if full:
-            links = [*revision.evidence_links, *(link for one in relations for link in one.evidence_links)]
-            evidence = reader.evidence(link.evidence_id for link in links)
-            past = reader._past(rows[0], self._known) if rows else ()  # noqa: SLF001
+        full = self._query.detail is Detail.FULL
+        links = [*revision.evidence_links, *(link for one in relations for link in one.evidence_links)] if full else []
         return HeadView(
             family=family,
-            branch=query.branch,
+            branch=self._query.branch,
             rows=rows,
             head=head,
             revision=revision,
             relations=relations,
             titles=self._titles_of(family, relations),
             flags=flags,
-            known_at=query.known_at,
+            known_at=self._query.known_at,
             position=self._changed(head, flags, assembly.last_flag_change(all_flags, self._position)),
-            evidence=evidence,
-            past=past,
+            evidence={i: evidence[i] for i in dict.fromkeys(one.evidence_id for one in links) if i in evidence},
+            past=self._reader._past(rows[0], self._known) if full and rows else (),  # noqa: SLF001
         )
 
     def _changed(self, head: Head, flags: tuple[ReviewFlag, ...], last_flag_change: int) -> int:
@@ -601,15 +629,26 @@ class _Heads:
         )
         return None if row is None else int(row[0])
 
-    def _revision(self, revision_id: str) -> Revision:
-        if self._query.detail is Detail.STATE:
-            body, title = self._reader._one(  # noqa: SLF001
-                "SELECT body, title FROM revisions WHERE revision_id = ?", revision_id
-            )
-            return r.revision_with(body, Content(title=title))
-        return r.revision_of(
-            *self._reader._one("SELECT body, content FROM revisions WHERE revision_id = ?", revision_id)  # noqa: SLF001
+    def _revisions(self, revision_ids: Iterable[str]) -> dict[str, Revision]:
+        bare = self._query.detail is Detail.STATE
+        found = self._reader._all(  # noqa: SLF001
+            f"SELECT v.body, v.{'title' if bare else 'content'} FROM json_each(?) AS j "
+            "CROSS JOIN revisions AS v ON v.revision_id = j.value",
+            json.dumps(list(revision_ids)),
         )
+        made = [
+            r.revision_with(body, Content(title=text)) if bare else r.revision_of(body, text) for body, text in found
+        ]
+        return {revision.revision_id: revision for revision in made}
+
+    def _relations(self, family_ids: Iterable[str]) -> dict[str, tuple[Relation, ...]]:
+        wanted = list(family_ids)
+        found: dict[str, list[Relation]] = {family_id: [] for family_id in wanted}
+        for relation in self._reader.relations_of(wanted, self._query.branch, assembly.kinds_for(self._query.detail)):
+            for end in {relation.source_id, relation.target_id}:
+                if end in found:
+                    found[end].append(relation)
+        return {family_id: assembly.holding(some, self._query) for family_id, some in found.items()}
 
     def _titles_of(self, family: Family, relations: Iterable[Relation]) -> dict[str, FamilyTitle]:
         made = {}
@@ -621,7 +660,14 @@ class _Heads:
             made[other] = self._titles[other]
         return made
 
-    def _flags(self, family: Family) -> list[ReviewFlag]:
-        sql = f"SELECT {r.FLAG_COLUMNS} FROM review_flags WHERE family_id = ? AND branch = ? "
-        found = self._reader._all(f"{sql}ORDER BY position, cause_family_id", family.family_id, self._query.branch)  # noqa: SLF001
-        return [r.flag_of(row) for row in found]
+    def _flags(self, family_ids: Iterable[str]) -> dict[str, list[ReviewFlag]]:
+        found = self._reader._all(  # noqa: SLF001
+            f"SELECT {_OF_FLAG} FROM json_each(?) AS j CROSS JOIN review_flags AS g ON g.family_id = j.value "
+            "WHERE g.branch = ? ORDER BY g.family_id, g.position, g.cause_family_id",
+            json.dumps(list(family_ids)),
+            self._query.branch,
+        )
+        flags: dict[str, list[ReviewFlag]] = {}
+        for flag in map(r.flag_of, found):
+            flags.setdefault(flag.family_id, []).append(flag)
+        return flags
