@@ -335,7 +335,7 @@ def test_name_that_everybody_has_is_not_exact() -> None:
 
 
 def test_shipped_profiles_are_those_of_the_study() -> None:
-    """docs/ranking.md: default = half and half, labelled from z 1.8, an answer from 2.8; article = RRF 60 and 0.50/0.25/0.25."""
+    """docs/ranking.md: default is half and half, label from z 1.8, answer from 2.8; article is RRF 60, then its own."""
     assert {"default", "article"} <= set(shipped_profiles())
     assert dict(DEFAULT.fusion.weights) == {"dense": 0.5, "sparse": 0.5}
     assert (DEFAULT.abstention.closest_from_z, DEFAULT.abstention.answer_from_z) == (1.8, 2.8)
