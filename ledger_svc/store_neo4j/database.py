@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,8 +26,6 @@ from neo4j.exceptions import (
     DriverError,
     IncompleteCommit,
     Neo4jError,
-    ServiceUnavailable,
-    SessionExpired,
     TransientError,
 )
 
@@ -38,9 +37,12 @@ from service_kit.logs import get_logger
 T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 _ALREADY_MADE: Final = "Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists"
-_LOST: Final = (ServiceUnavailable, SessionExpired, TransientError, AuthError, DriverError)
-"""What is nobody's mistake here: the server is gone, busy, or does not know us any more."""
+_TIMED_OUT: Final = (
+    "Neo.ClientError.Transaction.TransactionTimedOut",
+    "Neo.ClientError.Transaction.TransactionTimedOutClientConfiguration",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,11 @@ def _trust(ca_file: Path | None) -> dict[str, Any]:
     return {} if ca_file is None else {"encrypted": True, "trusted_certificates": TrustCustomCAs(str(ca_file))}
 
 
+def _is_lost(error: Exception) -> bool:
+    """Return whether an error is nobody's mistake here: the server is gone, busy, or does not know us any more."""
+    return isinstance(error, (DriverError, TransientError, AuthError)) or getattr(error, "code", "") in _TIMED_OUT
+
+
 def _warn(summary: ResultSummary) -> None:
     """Warn of what the server says about a statement: a name that it has never seen, a plan that will be slow.
 
@@ -123,8 +130,8 @@ class Database:
             max_connection_pool_size=connection.pool_size,
             connection_timeout=connection.connect_seconds,
             connection_acquisition_timeout=connection.acquire_seconds,
-            max_transaction_retry_time=connection.retry_seconds,
-            initial_retry_delay=_FIRST_PAUSE_SECONDS,
+            # Retries are ours: the driver's pauses grow beyond any restart of the server.
+            max_transaction_retry_time=0.0,
             keep_alive=True,
             user_agent="decisionssearch",
             **_trust(connection.ca_file),
@@ -180,18 +187,21 @@ class Database:
     async def _execute(self, function: Callable[[Transaction], Awaitable[T]], *, writes: bool, seconds: float) -> T:
         deadline = time.monotonic() + self._connection.retry_seconds
         unit = self._unit(function, seconds or self._connection.transaction_seconds)
-        try:
-            while True:
-                try:
-                    async with self._session() as session:
-                        return await (session.execute_write(unit) if writes else session.execute_read(unit))
-                except IncompleteCommit:
-                    if time.monotonic() > deadline:
-                        raise
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._session() as session:
+                    return await (session.execute_write(unit) if writes else session.execute_read(unit))
+            except (DriverError, Neo4jError) as error:
+                if isinstance(error, IncompleteCommit):
                     self._log.warning("commit_outcome_unknown")
-                    await asyncio.sleep(_FIRST_PAUSE_SECONDS)
-        except _LOST as error:
-            raise self._unavailable(error) from None
+                elif not error.is_retryable():
+                    raise (self._unavailable(error) if _is_lost(error) else error) from None
+                if time.monotonic() + pause > deadline:
+                    raise self._unavailable(error) from None
+            # A part of it by chance, so that calls that failed together do not come back together.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _unit(
         self, function: Callable[[Transaction], Awaitable[T]], seconds: float

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ledger_svc.outbox import MOST_ATTEMPTS, EventRef
 from ledger_svc.service.commands import Request
 from ledger_svc.service.context import Ledger
 from ledger_svc.service.proposals import Applied, ProposalService, Proposing
+from ledger_svc.store import LedgerStore
 from ledger_svc.store_sqlite import SqliteLedgerStore
 from service_kit.clock import SystemClock
 from service_kit.ids import IdFactory
@@ -37,9 +39,18 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-async def work(database: Path, seed: int) -> None:
+async def open_store(where: str) -> LedgerStore:
+    """Open a file, or a database of a Neo4j server: ``bolt://host:port user password``."""
+    if not where.startswith("bolt://"):
+        return await SqliteLedgerStore.open(Path(where))
+    from ledger_svc.store_neo4j import Neo4jConnection, Neo4jLedgerStore
+
+    return await Neo4jLedgerStore.open(Neo4jConnection(*where.split(" ")))
+
+
+async def work(where: str, seed: int) -> None:
     """Propose, approve and apply in batches until killed."""
-    store = await SqliteLedgerStore.open(database)
+    store = await open_store(where)
     chance = random.Random(seed)
     new_id = IdFactory().new_id
     service = ProposalService(Ledger(store, SystemClock(), new_id))
@@ -86,13 +97,15 @@ async def work(database: Path, seed: int) -> None:
 
 def main() -> None:
     """Fork as told."""
-    database = Path(sys.argv[1])
+    where = sys.argv[1]
     for line in sys.stdin:
         seed = int(line.split()[1])
         child = os.fork()
         if child == 0:
             try:
-                asyncio.run(work(database, seed))
+                asyncio.run(work(where, seed))
+            except Exception:  # noqa: BLE001 - said before the process ends
+                traceback.print_exc()
             finally:
                 os._exit(1)
         say(f"pid {child}")
