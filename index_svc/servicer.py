@@ -11,7 +11,7 @@ from decisionssearch.index.v1 import index_service_pb2, index_service_pb2_grpc
 from decisionssearch.ledger.v1 import ledger_pb2
 from google.protobuf.duration_pb2 import Duration
 
-from index_svc.domain import moment
+from index_svc.domain import FAR_FUTURE, FAR_PAST
 from index_svc.ledger_client import LedgerClient
 from index_svc.projects import Projects
 from index_svc.rebuild import Run
@@ -43,6 +43,7 @@ _WAYS: Final = {
     index_service_pb2.SEARCH_BRANCH_STRUCTURAL: Way.STRUCTURAL,
 }
 _BRANCHES: Final = {way: branch for branch, way in _WAYS.items()}
+_OPEN_ENDS: Final = frozenset({FAR_PAST, FAR_FUTURE})
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -269,9 +270,10 @@ def _candidate(candidate: Candidate) -> index_service_pb2.Candidate:
             message.dense = scores.dense
         if scores.centred is not None:
             message.centred = scores.centred
-    valid_from = moment(point.valid_from)
-    if valid_from is not None:
-        message.valid_from.CopyFrom(to_timestamp(valid_from))
+    if point.valid_from not in _OPEN_ENDS:
+        # Stored in microseconds, as many as there are candidates: no need to pass by a datetime.
+        seconds, rest = divmod(point.valid_from, 1_000_000)
+        message.valid_from.seconds, message.valid_from.nanos = seconds, rest * 1_000
     return message
 
 

@@ -19,9 +19,11 @@ MAX_SPARSE: Final = 2.2
 
 def sane(value: float | None, low: float, high: float) -> float | None:
     """Return the score within its range; None when it is missing or no number."""
-    if value is None or not math.isfinite(value):
+    if value is None:
         return None
-    return min(max(value, low), high)
+    if low <= value <= high:  # the usual case first; NaN is not in any range
+        return value
+    return min(max(value, low), high) if math.isfinite(value) else None
 
 
 def scores_of(candidate: Candidate) -> dict[str, float]:
@@ -54,11 +56,18 @@ def _weighted(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> 
     all_scores = [scores_of(c) for c in candidates]
     alive = {n for c, found in zip(candidates, all_scores, strict=True) if not c.from_ledger for n in found}
     parts = [(name, weight) for name, weight in weights.items() if name in alive]
+    usual_total = sum([weight for _, weight in parts])
     result = []
     for candidate, found in zip(candidates, all_scores, strict=True):
-        counted = [(n, w) for n, w in weights.items() if n in found] if candidate.from_ledger else parts
-        total = sum([weight for _, weight in counted])
-        fused = sum([weight * found.get(name, 0.0) for name, weight in counted]) / total if total > 0 else 0.0
+        counted, total = parts, usual_total
+        if candidate.from_ledger:
+            counted = [(name, weight) for name, weight in weights.items() if name in found]
+            total = sum([weight for _, weight in counted])
+        fused = 0.0
+        if total > 0:
+            for name, weight in counted:
+                fused += weight * found.get(name, 0.0)
+            fused /= total
         result.append(Fused(candidate, fused, max(0.0, fused)))
     return result
 
