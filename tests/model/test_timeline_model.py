@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,92 +20,17 @@ from ledger_svc.domain.timeline import (
     in_force,
     revise_timeline,
     row_at,
+    sort_rows,
 )
+from tests.model.timeline_table import FOREVER, Table
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 TICKS = 4
-FOREVER = 10_000
 
 
 def tick(number: int) -> datetime:
     """Moment ``number`` of the little world."""
     return START + timedelta(days=number)
-
-
-@dataclass
-class Oracle:
-    """Knows which revision covers each tick, and how far each revision may reach by itself."""
-
-    cover: list[str | None] = field(default_factory=lambda: [None] * TICKS)
-    beyond: str | None = None
-    """What covers everything after the last tick."""
-    own_end: dict[str, int] = field(default_factory=dict)
-    dead: set[str] = field(default_factory=set)
-
-    def cells(self) -> list[str | None]:
-        """What covers each tick, and the time after the last one."""
-        return [*self.cover, self.beyond]
-
-    def paint(self, start: int, stop: int, revision: str | None) -> None:
-        """Let one revision cover [start, stop)."""
-        cells = self.cells()
-        for index in range(start, TICKS + 1):
-            if index < stop:
-                cells[index] = revision
-        self.cover, self.beyond = cells[:TICKS], cells[TICKS]
-
-    def span(self, revision: str) -> tuple[int, int] | None:
-        """Where a revision holds."""
-        where = [index for index, cell in enumerate(self.cells()) if cell == revision]
-        if not where:
-            return None
-        return where[0], FOREVER if where[-1] == TICKS else where[-1] + 1
-
-    def publish(self, revision: str, start: int, stop: int) -> None:
-        """Everything after the start goes; the revision holds until its end."""
-        self.paint(start, FOREVER, None)
-        self.paint(start, stop, revision)
-        self.own_end[revision] = stop
-
-    def end(self, at: int) -> bool:
-        """Everything from here on goes, for good; says whether that changed anything."""
-        touched = [c for c in self.cells()[at:] if c is not None]
-        before = self.cells()[at - 1] if at else None
-        changed = bool(touched)
-        self.paint(at, FOREVER, None)
-        if before is not None and (changed or self.own_end[before] > at) and self.own_end[before] != at:
-            self.own_end[before] = at
-            self.dead.add(before)
-            changed = True
-        return changed
-
-    def expire(self, revision: str, stop: int) -> bool:
-        """The revision's own end moves; says whether that is allowed."""
-        span = self.span(revision)
-        if span is None or revision in self.dead or stop <= span[0] or self.own_end[revision] == stop:
-            return False
-        following = next((i for i in range(span[1], TICKS + 1) if span[1] < FOREVER and self.cells()[i]), FOREVER)
-        self.paint(span[0], following, None)
-        self.paint(span[0], min(stop, following), revision)
-        self.own_end[revision] = stop
-        return True
-
-    def cancel(self, revision: str, now: int) -> bool:
-        """The revision goes, and the one before it reaches as far as both ends allow; says whether it is allowed."""
-        span = self.span(revision)
-        if span is None or span[0] <= now:
-            return False
-        start, stop = span
-        before = self.cells()[start - 1] if start else None
-        self.paint(start, stop, None)
-        if before is not None and self.own_end[before] > start:
-            reach = min(self.own_end[before], stop)
-            self.paint(start, reach, before)
-            if stop == self.own_end[revision] and stop < self.own_end[before]:
-                self.own_end[before] = stop
-                if revision in self.dead:
-                    self.dead.add(before)
-        return True
 
 
 starts = st.integers(0, TICKS - 1)
@@ -133,7 +57,7 @@ def moment(number: int) -> datetime | None:
 @given(steps)
 def test_two_axes_answer_as_a_naive_oracle_does(schedule: list[tuple]) -> None:
     """L8: for random schedules, every (valid_at, known_at) answers as a table repainted by hand; nothing overlaps."""
-    oracle = Oracle()
+    oracle = Table(TICKS)
     rows: list[TimelineRow] = []
     remembered: list[tuple[datetime, list[str | None]]] = []
     standings: dict[str, Standing] = {}
@@ -159,7 +83,7 @@ def test_two_axes_answer_as_a_naive_oracle_does(schedule: list[tuple]) -> None:
                 allowed = True
             case ("end", at, how):
                 change = End(tick(at), how)
-                allowed = oracle.end(at)
+                allowed = oracle.end(at, how)
             case ("expire", which, stop):
                 name = made[-1 - which % len(made)] if made else "none"
                 change = Expire(name, moment(stop))
@@ -178,8 +102,12 @@ def test_two_axes_answer_as_a_naive_oracle_does(schedule: list[tuple]) -> None:
         assert all(row.recorded_to is None for row in rows if row.key in closed), "a closed row was closed again"
         rows = [closed.get(row.key, row) for row in rows] + list(revised.opened)
         assert len({row.key for row in rows}) == len(rows)
-        remembered.append((recorded_at, oracle.cells()))
-        _check_open_rows([row for row in rows if row.recorded_to is None])
+        remembered.append((recorded_at, list(oracle.cells)))
+        now_open = [row for row in rows if row.recorded_to is None]
+        _check_open_rows(now_open)
+        assert [(row.revision_id, row.end) for row in sort_rows(now_open)] == [
+            (run[0], run[3]) for run in oracle.runs()
+        ]
 
     for known_at, cells in remembered:
         for number, expected in enumerate(cells):
