@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from all_in_one.app import open_host
-from all_in_one.folder import FolderInUseError
+from all_in_one.folder import FolderInUseError, FolderUnusableError
 from all_in_one.settings import AllInOneSettings
 from ledger_svc.store import StoreUnusableError
 from service_kit.errors import DomainError
@@ -15,6 +15,15 @@ from service_kit.logs import configure, get_logger
 from service_kit.serving import BackgroundTaskDied, BindError
 from service_kit.settings import SettingsError
 from service_kit.tokens import TokenFileError
+
+_TO_MEND = (
+    SettingsError,
+    FolderInUseError,
+    FolderUnusableError,
+    BindError,
+    StoreUnusableError,
+    TokenFileError,
+)
 
 
 async def _serve(settings: AllInOneSettings, file: Path | None) -> None:
@@ -30,7 +39,7 @@ def main() -> int:
         configure(settings.log_level, settings.log_format)
         get_logger("all_in_one").info("settings", **settings.describe())
         asyncio.run(_serve(settings, file))
-    except (SettingsError, FolderInUseError, BindError, StoreUnusableError, TokenFileError) as error:
+    except _TO_MEND as error:
         sys.stderr.write(f"all_in_one: {error}\n")
         return 2
     except DomainError as error:
@@ -39,6 +48,9 @@ def main() -> int:
     except BackgroundTaskDied as error:
         sys.stderr.write(f"all_in_one: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        # While it started; once it serves, the signal stops it in order.
+        return 130
     return 0
 
 

@@ -7,7 +7,7 @@ would not work there; only the wiring differs.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -57,6 +57,14 @@ class Running:
         """Answer until SIGTERM, SIGINT or ``host.stop()``, then shut down in order."""
         try:
             await self.start()
+        except BaseException:
+            self.folder.remove_endpoint()
+            raise
+        await self.serve()
+
+    async def serve(self) -> None:
+        """As :meth:`run`, once it has started."""
+        try:
             await self.host.run()
         finally:
             self.folder.remove_endpoint()
@@ -74,22 +82,24 @@ def widest(limits: Sequence[Limits]) -> Limits:
 
 
 @asynccontextmanager
-async def open_host(settings: AllInOneSettings, settings_file: Path | None = None) -> AsyncIterator[Running]:
+async def open_host(
+    settings: AllInOneSettings, settings_file: Path | None = None, *, held: bool = False
+) -> AsyncIterator[Running]:
     """Open the data folder and everything in it, ready to run; closed in order at the end of the block.
 
     Args:
         settings: Of the deployment.
         settings_file: A TOML file with a table for each service, as for four processes.
+        held: The caller holds the folder already.
 
     Raises:
         FolderInUseError: Another process holds the folder.
+        FolderUnusableError: The folder cannot be made or written.
         BindError: The address cannot be bound.
         DomainError: MODEL_MISMATCH, when the index was made by another embedder.
     """
     folder = DataFolder(settings.data_dir)
-    with folder.exclusive():
-        # What a killed server left behind points nowhere.
-        folder.remove_endpoint()
+    with nullcontext() if held else folder.exclusive():
         tokens = folder.issue_first_tokens()
         async with Host(grace_seconds=settings.grace_seconds) as host:
             yield Running(host, await _compose(host, settings, settings_file, folder, tokens["indexer"]), folder)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from service_kit.tokens import TokenFile
 
 LOCAL_ISSUER: Final = "local"
 _PRIVATE: Final = 0o700
+_PROBE_SECONDS: Final = 0.5
+"""How long a server that finds the lock held waits for a command that only looks whether it is."""
+_PROBE_PAUSE_SECONDS: Final = 0.02
 
 FIRST_PRINCIPALS: Final[Mapping[str, Principal]] = MappingProxyType(
     {
@@ -39,6 +43,10 @@ FIRST_PRINCIPALS: Final[Mapping[str, Principal]] = MappingProxyType(
     }
 )
 """Who gets a token at the first start. The owner cannot review what the owner or the agent proposes: nobody can."""
+
+
+class FolderUnusableError(Exception):
+    """The data folder cannot be made or written; the message says why."""
 
 
 class FolderInUseError(Exception):
@@ -105,18 +113,38 @@ class DataFolder:
 
         Raises:
             FolderInUseError: Another process holds it.
+            FolderUnusableError: It is no folder, or may not be written.
         """
-        self.create()
-        handle = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FolderInUseError(self._in_use()) from None
+            self.create()
+            handle = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FolderUnusableError(f"{self.root} cannot be the data folder: {error.strerror or error}") from None
+        try:
+            if not _locked(handle):
+                raise FolderInUseError(self._in_use())
+            # What a killed server left behind points nowhere.
+            self.remove_endpoint()
             # The kernel drops the lock with the process, so a crash leaves nothing to clean up.
             yield
         finally:
             os.close(handle)
+
+    def is_held(self) -> bool:
+        """Return whether a server holds the folder, be it that it still starts."""
+        try:
+            handle = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return False
 
     def _in_use(self) -> str:
         running = self.read_endpoint()
@@ -148,3 +176,17 @@ class DataFolder:
         if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in wanted):
             return None
         return {name: body[name] for name in wanted}
+
+
+def _locked(handle: int) -> bool:
+    """Take the lock; whoever only looks whether it is held has it for a moment, which is waited for."""
+    until = time.monotonic() + _PROBE_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PROBE_PAUSE_SECONDS)
+        else:
+            return True

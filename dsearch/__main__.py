@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dsearch.cli.app import build
+import sys
 
 
 def main() -> None:
     """Entry point of ``dsearch`` and ``python -m dsearch``."""
-    build()(prog_name="dsearch")
+    try:
+        # Here and not above: an interruption while this is read must show no traceback either.
+        from dsearch.cli.app import build
+
+        build()(prog_name="dsearch")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

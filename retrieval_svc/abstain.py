@@ -46,6 +46,8 @@ class Evidence:
     anything_stored: bool
     fresh: bool
     """False when commits that the caller asked for could not be looked at."""
+    behind: int = 0
+    """Commits of the ledger that were not looked at, whether asked for or not."""
 
 
 def support_z(support: Support | None) -> float | None:
@@ -74,8 +76,25 @@ def relevance(evidence: Evidence, thresholds: Abstention) -> Relevance:
     return Relevance.BELOW if z >= thresholds.out_of_scope_below_z else Relevance.OUT_OF_SCOPE
 
 
+_MAY_BE_UNSEEN: Final = frozenset(
+    {AbstentionReason.NO_MEMORY, AbstentionReason.BELOW_THRESHOLD, AbstentionReason.OUT_OF_SCOPE}
+)
+"""Reasons that say that nothing fits; commits that were not looked at may hold what does."""
+
+
 def decide(evidence: Evidence, thresholds: Abstention) -> Verdict:
-    """Return the verdict."""
+    """Return the verdict. Nothing found while commits are unseen is a matter of time, not of what is known."""
+    verdict = _decide(evidence, thresholds)
+    if evidence.behind <= 0 or verdict.reason not in _MAY_BE_UNSEEN:
+        return verdict
+    unseen = "1 commit is" if evidence.behind == 1 else f"{evidence.behind} commits are"
+    return _abstain(
+        AbstentionReason.INDEX_LAGGING,
+        f"{unseen} not searchable yet, and nothing before fits; ask again, or with --wait",
+    )
+
+
+def _decide(evidence: Evidence, thresholds: Abstention) -> Verdict:
     if not evidence.fresh:
         return _abstain(
             AbstentionReason.INDEX_LAGGING,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from retrieval_svc import abstain, explain, lexical
@@ -94,6 +94,7 @@ class _Search:
         self._exhausted = True
         self._scanned = False
         self._tail_read = False
+        self._index_lost = False
         self._terms: list[str] | None = None
         self._spelled: Sequence[tuple[str, frozenset[str]]] | None = None
 
@@ -183,6 +184,7 @@ class _Search:
             # From another history of the ledger: its word on what it has seen means nothing.
             found.degrade("index", "it claims commits that the ledger does not have; rebuild it")
             found.standing.applied_position = 0
+            self._index_lost = True
         behind = self._question.token_position > found.standing.applied_position
         if behind and not self._scanned and not self._tail_read:
             await self._read_tail()
@@ -336,7 +338,10 @@ class _Search:
 
     def _conclude(self, hits: list[Hit]) -> Answer:
         found, standing = self._found, self._found.standing
-        evidence = found.evidence(len(hits))
+        # What was read from the ledger itself is seen; an index of another history does not catch up.
+        seen = self._scanned or (self._tail_read and found.fresh) or self._index_lost
+        behind = 0 if seen else max(0, standing.ledger_position - standing.applied_position)
+        evidence = replace(found.evidence(len(hits)), behind=behind)
         decision = abstain.decide(evidence, self._profile.abstention)
         abstains = decision.confidence is Confidence.NONE
         return Answer(

@@ -19,6 +19,7 @@ import asyncio
 import inspect
 import json
 import sys
+import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -35,11 +36,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from all_in_one.folder import DataFolder
 from dsearch.client import DecisionsClient
-from dsearch.connection import ConnectionProblem, find
+from dsearch.connection import ConnectionProblem, default_data_folder, find
 from service_kit.errors import DomainError, Reason
 from service_kit.settings import SettingsError
 from service_kit.tokens import TokenFileError
+
+_START_SECONDS: Final = 30.0
+"""How long a command waits for a server that holds the data folder and does not answer yet."""
+_NOTICE_SECONDS: Final = 1.0
+"""How long a server that was started a moment ago has to take the data folder."""
+_POLL_SECONDS: Final = 0.1
 
 
 class Exit(IntEnum):
@@ -145,6 +153,7 @@ class Frame:
     @asynccontextmanager
     async def connect(self, acts_as: str = "", *, wait_for_ready: bool = False) -> AsyncIterator[DecisionsClient]:
         """Open a client for a block; what it wrote is remembered for the next command."""
+        await self._until_served()
         connection = find(
             endpoint=self.endpoint, token_file=self.token_file, data=self.data, acts_as=acts_as or self.acts_as
         )
@@ -153,6 +162,23 @@ class Frame:
                 yield client
             finally:
                 connection.remember(client.seen)
+
+    async def _until_served(self) -> None:
+        """Wait for a server that starts on the data folder: `dsearch serve & dsearch init billing` works."""
+        if self.endpoint:
+            return
+        folder = DataFolder((self.data or default_data_folder()).expanduser())
+        started = time.monotonic()
+        told = False
+        while folder.read_endpoint() is None:
+            waited = time.monotonic() - started
+            held = await asyncio.to_thread(folder.is_held)
+            if waited > (_START_SECONDS if held else _NOTICE_SECONDS):
+                break
+            if held and not told and self.err.is_terminal:
+                told = True
+                self.note(f"a server starts on {folder.root}; waiting for it ...")
+            await asyncio.sleep(_POLL_SECONDS)
 
     def print(self, *what: Any) -> None:
         """Print for people; nothing with --json."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from decisionssearch.ledger.v1 import ledger_pb2
 from rich.padding import Padding
 from rich.text import Text
 
 from dsearch.cli import inputs, show
-from dsearch.cli.frame import CommandError, Exit, Frame, command
+from dsearch.cli.frame import CommandError, Exit, Frame, command, plain
 
 FamilyArgument = Annotated[
     str, typer.Argument(help="Natural key (adr/0007), id or resource name of a memory.", show_default=False)
@@ -25,14 +26,22 @@ def add(app: typer.Typer) -> None:
 
 def _add_heads(app: typer.Typer) -> None:
     @command(app, "get", acts_as="reader", branch=True, example="dsearch get adr/0007 --project ferrybox")
-    async def get(frame: Frame, family: FamilyArgument) -> None:
+    async def get(
+        frame: Frame,
+        family: FamilyArgument,
+        at: Annotated[str, typer.Option("--at", help="As of then in the world: a day or a time with its offset.")] = "",
+    ) -> int:
         """Show a memory as it is now: content, state, evidence, what it replaces and what replaces it."""
         project = frame.need_project()
+        valid_at = inputs.instant(at, "--at")
         async with frame.connect() as client:
             name = await inputs.family(client, project, family)
-            head = await client.get_head(project, name, branch=frame.branch)
+            head = await client.get_head(project, name, branch=frame.branch, valid_at=valid_at)
+        if valid_at is not None:
+            return _show_then(frame, head)
         frame.print(*show.head_view(head))
         frame.result(head)
+        return Exit.OK
 
     @command(app, "asof", acts_as="reader", branch=True, example="dsearch asof adr/0004 2020-06-01 --project ferrybox")
     async def asof(
@@ -40,16 +49,30 @@ def _add_heads(app: typer.Typer) -> None:
         family: FamilyArgument,
         moment: Annotated[str, typer.Argument(help="A day (its start in UTC) or a time with its offset.")],
         known_at: Annotated[str, typer.Option("--known-at", help="As the ledger knew it then.")] = "",
-    ) -> None:
-        """Show what held at a moment of the world, as known today or as known at a moment."""
+    ) -> int:
+        """Show what held at a moment of the world, as known today or as known then. Exit code 5: nothing yet did."""
         project = frame.need_project()
         valid_at = inputs.instant(moment, "MOMENT")
         known = inputs.instant(known_at, "--known-at")
         async with frame.connect() as client:
             name = await inputs.family(client, project, family)
             head = await client.get_head(project, name, branch=frame.branch, valid_at=valid_at, known_at=known)
-        frame.print(*show.head_view(head))
-        frame.result(head)
+        return _show_then(frame, head)
+
+
+_NOTHING_THEN: Final = frozenset({ledger_pb2.STATE_SCHEDULED, ledger_pb2.STATE_INVALIDATED, ledger_pb2.STATE_EXPIRED})
+
+
+def _show_then(frame: Frame, head: ledger_pb2.Head) -> int:
+    """Show what held at a moment that was asked for; a text that starts later did not."""
+    frame.result({**plain(head), "held": head.state not in _NOTHING_THEN})
+    if head.state == ledger_pb2.STATE_SCHEDULED:
+        text = Text().append("Nothing held then. ", style="bold yellow")
+        text.append(f"{show.label(head.family)} “{head.revision.content.title}” is in force from ")
+        frame.print(text.append(show.when(head.valid_from)))
+        return Exit.NO_ANSWER
+    frame.print(*show.head_view(head))
+    return Exit.OK
 
 
 def _add_history(app: typer.Typer) -> None:

@@ -22,6 +22,7 @@ Profile = Annotated[str, typer.Option("--profile", help="Ranking profile; empty 
 MinEvidence = Annotated[int, typer.Option("--min-evidence", help="Supporting sources that a hit must have.")]
 Verified = Annotated[bool, typer.Option("--verified", help="Only verified evidence counts.")]
 Closest = Annotated[bool, typer.Option("--closest", help="Show the closest hits also when there is no answer.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Ask when the index has caught up with the ledger.")]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only this way: dense, sparse, structural.")]
 Budget = Annotated[int, typer.Option("--tokens", help="Room in the prompt, in tokens.", min=100, max=100_000)]
 
@@ -64,6 +65,7 @@ def add(app: typer.Typer) -> None:
         verified: Verified = False,
         closest: Closest = False,
         only: Only = None,
+        wait: Wait = False,
     ) -> int:
         """Find what is in force, with evidence and with what it replaced; or why there is no answer (exit code 5)."""
         project = frame.need_project()
@@ -80,6 +82,8 @@ def add(app: typer.Typer) -> None:
             closest=closest,
         )
         async with frame.connect() as client:
+            if wait:
+                await client.wait_for_index(project)
             response = await client.search(project, question, branches=inputs.search_branches(only or ()), **options)
         frame.print(*show.search_answer(response))
         frame.result(response)
@@ -104,6 +108,7 @@ def add(app: typer.Typer) -> None:
         profile: Profile = "",
         min_evidence: MinEvidence = 0,
         verified: Verified = False,
+        wait: Wait = False,
     ) -> int:
         """Print the answer as Markdown for the prompt of an agent, within a budget of tokens."""
         project = frame.need_project()
@@ -120,6 +125,8 @@ def add(app: typer.Typer) -> None:
             closest=False,
         )
         async with frame.connect() as client:
+            if wait:
+                await client.wait_for_index(project)
             response = await client.context(project, question, token_budget=tokens, **options)
         if not frame.as_json:
             # As it is: it goes into a prompt, so nothing may wrap or colour it.

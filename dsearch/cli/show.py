@@ -63,7 +63,7 @@ ABSTENTIONS: Final = {
     "CONFLICTED": "What matches is in an open conflict; somebody has to decide first.",
     "INSUFFICIENT_EVIDENCE": "What matches does not have the evidence that you asked for.",
     "OUT_OF_SCOPE": "The question is about something else than this project's memory.",
-    "INDEX_LAGGING": "The index has not caught up with your last write, and the ledger could not fill in in time.",
+    "INDEX_LAGGING": "The index has not caught up with what was written last.",
 }
 
 

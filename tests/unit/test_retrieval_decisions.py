@@ -132,6 +132,29 @@ def held(reason: str, final: float, *, succeeded: bool = False) -> Held:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"support_z": -1.0},
+        {"support_z": 0.9},
+        {"anything_stored": False, "live_best": None, "hits": 0},
+    ],
+)
+def test_nothing_found_while_commits_are_unseen_is_a_matter_of_time(change: dict[str, Any]) -> None:
+    """R2: what fits may be in commits that were not looked at: INDEX_LAGGING with their number, not "not known"."""
+    decided = decide(evidence(**change, behind=9), THRESHOLDS)
+    assert decided.reason is AbstentionReason.INDEX_LAGGING
+    assert "9 commits are not searchable yet" in decided.message
+    assert "1 commit is" in decide(evidence(**change, behind=1), THRESHOLDS).message
+
+
+def test_unseen_commits_change_no_answer_and_no_other_reason() -> None:
+    """R6: an answer stays one while the index lags, and a conflict stays a conflict."""
+    assert decide(evidence(behind=9), THRESHOLDS) == decide(evidence(), THRESHOLDS)
+    open_conflict = evidence(live_best=None, hits=0, held=(held("CONFLICTED", 0.8),), behind=9)
+    assert decide(open_conflict, THRESHOLDS).reason is AbstentionReason.CONFLICTED
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"fresh": False}, AbstentionReason.INDEX_LAGGING),
