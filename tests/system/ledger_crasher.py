@@ -15,7 +15,6 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-from ledger_svc.domain.errors import DomainError
 from ledger_svc.domain.model import Category, Content, Create, Draft, Supersede
 from ledger_svc.outbox import MOST_ATTEMPTS, EventRef
 from ledger_svc.service.commands import Request
@@ -32,6 +31,8 @@ ANA = Principal("local", "ana", Kind.HUMAN, "", (grant("*", [Role.PROPOSER, Role
 RUI = Principal("local", "rui", Kind.HUMAN, "", (grant("*", [Role.REVIEWER]),))
 WRITERS = 3
 BATCH = 2
+LOST = ("HEAD_MOVED", "PROPOSAL_STATUS")
+"""What a loser is told: at the apply, or after its approval was refused and it became STALE."""
 
 
 def say(text: str) -> None:
@@ -80,7 +81,7 @@ async def work(where: str, seed: int) -> None:
             for applied, proposal in zip(await service.apply(ANA, PROJECT, items, brief=True), views, strict=True):
                 if isinstance(applied, Applied):
                     say(f"ack {applied.position} {proposal.proposal_id}")
-                elif not isinstance(applied, DomainError) and getattr(applied, "reason", "") != "HEAD_MOVED":
+                elif getattr(applied, "reason", "") not in LOST:
                     raise applied
 
     async def consume() -> None:
