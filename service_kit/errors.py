@@ -105,6 +105,8 @@ STATUS: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
 _TRANSPORT: Final[Mapping[grpc.StatusCode, Reason]] = MappingProxyType(
     {
         grpc.StatusCode.UNAVAILABLE: Reason.DEPENDENCY_UNAVAILABLE,
+        # By the other side: it closes. When the caller itself gives up there is no answer to translate.
+        grpc.StatusCode.CANCELLED: Reason.DEPENDENCY_UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED: Reason.DEADLINE,
         grpc.StatusCode.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED: Reason.PERMISSION_DENIED,

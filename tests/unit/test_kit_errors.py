@@ -109,6 +109,7 @@ def rpc_error(code: grpc.StatusCode, trailing: bytes | None) -> grpc.aio.AioRpcE
     ("code", "reason"),
     [
         (grpc.StatusCode.UNAVAILABLE, Reason.DEPENDENCY_UNAVAILABLE),
+        (grpc.StatusCode.CANCELLED, Reason.DEPENDENCY_UNAVAILABLE),
         (grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE),
         (grpc.StatusCode.UNKNOWN, Reason.BUG),
         (grpc.StatusCode.UNIMPLEMENTED, Reason.BUG),
