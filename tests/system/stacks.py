@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Process:
     module: str
     log: Path
     settings: Mapping[str, str]
+    arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
@@ -40,7 +41,7 @@ class Process:
         with self.log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module],
+                [sys.executable, "-m", self.module, *self.arguments],
                 env=environment(**self.settings),
                 stdout=log,
                 stderr=log,
@@ -87,7 +88,7 @@ def _listening(line: str) -> str:
 
 @dataclass
 class Stack:
-    """A deployment of the four services on one data folder."""
+    """A deployment of the four services on one data folder: "all_in_one", "serve" (the command line's) or "four"."""
 
     kind: str
     root: Path
@@ -103,8 +104,15 @@ class Stack:
         """Start every process."""
         self.folder.create()
         self.folder.issue_first_tokens()
-        if self.kind == "all_in_one":
+        if self.kind in {"all_in_one", "serve"}:
             one = Process("all_in_one", self.root / "all.log", {"DSEARCH_ALL_DATA_DIR": str(self.root)})
+            if self.kind == "serve":
+                one = Process(
+                    "dsearch",
+                    self.root / "all.log",
+                    {"DSEARCH_ALL_LOG_LEVEL": "info"},
+                    ("serve", "--data", str(self.root)),
+                )
             self.processes = [one]
             self.endpoints = Endpoints.at(one.start())
             return
