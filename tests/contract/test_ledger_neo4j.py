@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import itertools
 import re
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,11 +31,12 @@ from ledger_svc.store_neo4j import (
     reads,
     schema,
 )
-from ledger_svc.views import Detail, HeadsQuery
+from ledger_svc.views import Detail, HeadsPageQuery, HeadsQuery
 from service_kit.errors import DomainError
 from tests import neo4j_fixture
 from tests.bolt_proxy import relaying
 from tests.contract.test_ledger_store_contract import ANA, World
+from tests.ledger_growth import grow, spread
 
 SCANS = {"NodeByLabelScan", "AllNodesScan", "CartesianProduct", "NodeIndexScan", "AllRelationshipsScan"}
 LABELS = {
@@ -112,6 +115,53 @@ async def test_no_statement_scans(world: World) -> None:
             assert not operators & SCANS, name
             if "$rows" not in text and "$parts" not in text:
                 assert any("Seek" in one for one in operators), name
+
+
+@pytest.mark.slow
+async def test_the_cost_does_not_grow_with_history(world: World) -> None:
+    """L17: heads, pages, applies and claims cost the same at 1,000 and 20,000 revisions, in a family and around it."""
+    family = await world.create("long")
+    view = await world.head(family)
+    like = (view.family, view.revision, view.rows[0])
+    stored, best = 0, []
+    for size in (1_000, 20_000):
+        while stored < size // 2:
+            await spread(world.store, like, stored, 500)
+            await grow(world.store, family, stored, 500)
+            stored += 500
+        # The records were made with times in the future of the clock.
+        world.clock.advance(timedelta(days=1))
+        others = tuple(f"22222222-0000-7000-8000-{number:012x}" for number in range(50))
+        found: dict[str, float] = {}
+        for turn in range(60):
+            for name, seconds in (await _measure(world, family, others, turn)).items():
+                found[name] = min(seconds, found.get(name, seconds))
+        best.append(found)
+    small, large = best
+    # Half a millisecond is one step of a busy machine's clock.
+    assert {n: (small[n], large[n]) for n in small if large[n] > small[n] * 1.5 + 0.0005} == {}
+
+
+async def _measure(world: World, family: str, others: tuple[str, ...], turn: int) -> dict[str, float]:
+    """Return the seconds of one call of each kind."""
+
+    async def timed(call: Awaitable[Any]) -> float:
+        started = time.perf_counter()
+        await call
+        return time.perf_counter() - started
+
+    now = world.clock.now()
+    one = HeadsQuery("p1", "main", now, None, Detail.BASIC, (family,))
+    page = HeadsPageQuery("p1", "main", now, now, Detail.BASIC, frozenset(), frozenset(), False, "", 50)
+    changed = family if turn % 2 else others[turn % len(others)]
+    view = await world.approve(await world.propose(Supersede(changed, Content(f"version {now}"))))
+    return {
+        "head": await timed(world.store.heads(one)),
+        "batch": await timed(world.store.heads(replace(one, family_ids=others))),
+        "page": await timed(world.store.heads_page(page)),
+        "apply": await timed(world.apply(view)),
+        "claim": await timed(world.store.claim_events("w", 1, now, now + timedelta(seconds=9), MOST_ATTEMPTS)),
+    }
 
 
 # --- Schema -----------------------------------------------------------------------------------------------------------
