@@ -53,6 +53,7 @@ NOT_IN_MEANING = {
     "Proposal.preview_hash",
     "Proposal.created_at",
     "Proposal.observation_id",
+    "Draft.warnings",
     "Proposal.warnings",
     "Proposal.status",
     "Proposal.status_reason",
