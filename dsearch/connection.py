@@ -19,6 +19,10 @@ class ConnectionProblem(Exception):  # noqa: N818 - reads as what it is
     """No server or no token to use; the message says what to do."""
 
 
+class TokenProblem(ConnectionProblem):
+    """There is a server but no token to use: the options name the wrong one."""
+
+
 def default_data_folder() -> Path:
     """Return where an embedded deployment of this user keeps its data unless told otherwise."""
     return Path.home() / ".local" / "share" / "decisionssearch"
@@ -75,7 +79,8 @@ def find(*, endpoint: str, token_file: Path | None, data: Path | None, acts_as: 
         acts_as: Name of the principal whose token is used.
 
     Raises:
-        ConnectionProblem: There is no server to be found, or no such token.
+        ConnectionProblem: There is no server to be found.
+        TokenProblem: There is no such token, or it is not to be used.
         InvalidRequest: The endpoint is malformed.
     """
     folder = DataFolder((data or default_data_folder()).expanduser())
@@ -101,11 +106,11 @@ def _read_token(path: Path, folder: DataFolder) -> str:
     except FileNotFoundError:
         known = sorted(p.stem for p in folder.tokens_folder.glob("*.token")) if folder.tokens_folder.is_dir() else []
         hint = f"; there are tokens for {', '.join(known)} (--as NAME)" if known else ""
-        raise ConnectionProblem(f"there is no token in {path}{hint}; make one with `dsearch token issue`") from None
+        raise TokenProblem(f"there is no token in {path}{hint}; make one with `dsearch token issue`") from None
     except (OSError, ValueError) as error:
-        raise ConnectionProblem(f"{path} cannot be read as a token ({type(error).__name__})") from None
+        raise TokenProblem(f"{path} cannot be read as a token ({type(error).__name__})") from None
     if mode & _OPEN_TO_OTHERS:
-        raise ConnectionProblem(f"{path} may be read by others; run: chmod 600 {path}")
+        raise TokenProblem(f"{path} may be read by others; run: chmod 600 {path}")
     if not token:
-        raise ConnectionProblem(f"{path} is empty; make a token with `dsearch token issue`")
+        raise TokenProblem(f"{path} is empty; make a token with `dsearch token issue`")
     return token

@@ -22,11 +22,13 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from all_in_one.folder import DataFolder
+from all_in_one.folder import LOCAL_ISSUER, DataFolder
 from dsearch.cli.frame import Exit, make_console
+from dsearch.cli.operate import write_token
 from dsearch.client import SyncDecisionsClient
 from dsearch.connection import find
 from service_kit.errors import DomainError, Reason
+from service_kit.principals import ALL_PROJECTS, Kind, Principal, Role, grant
 
 PROJECT: Final = "ferrybox"
 QUESTION: Final = "How long does a customer have to pick up a parcel before the code expires?"
@@ -131,9 +133,13 @@ class Demo:
         ident = self.proposal[-8:]
         self._claim("72 hours still answer", "72 hours" in self._first(QUESTION).head.revision.content.title)
 
-        self._title("The agent cannot approve it, nor can the person it acts for.")
+        self._title("The agent cannot approve it, nor can the person it acts for, also with the role of a reviewer.")
         self._dsearch("review", "approve", ident, "--as", "agent", code=Exit.REFUSED)
-        self._dsearch("review", "approve", ident, "--as", "owner", code=Exit.REFUSED)
+        # The same person with a second token, which has the role: what refuses now is the rule, not a missing role.
+        owner = Principal(LOCAL_ISSUER, "owner", Kind.HUMAN, "", (grant(ALL_PROJECTS, [Role.REVIEWER]),))
+        write_token(DataFolder(self.scratch), "owner-as-reviewer", owner, None)
+        self._dsearch("review", "approve", ident, "--as", "owner-as-reviewer", code=Exit.REFUSED)
+        self._claim("the rule refuses it", self._ask(self._refusal, "owner-as-reviewer") == "APPROVER_NOT_ALLOWED")
         self._claim("it is not approved", self._ask(self._look).status == proposal_pb2.PROPOSAL_STATUS_PENDING)
 
         self._title("The reviewer looks at the difference and the evidence, and approves exactly that.")
@@ -196,10 +202,18 @@ class Demo:
 
     # --- Checking ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: Callable[[Any], Any]) -> Any:
-        connection = find(endpoint="", token_file=None, data=self.scratch, acts_as="owner")
+    def _ask(self, call: Callable[[Any], Any], acts_as: str = "owner") -> Any:
+        connection = find(endpoint="", token_file=None, data=self.scratch, acts_as=acts_as)
         with SyncDecisionsClient(connection.endpoints, connection.token) as client:
             return client.call(call)
+
+    async def _refusal(self, client: Any) -> str:
+        found = await client.get_proposal(self.proposal)
+        try:
+            await client.approve(self.proposal, preview_hash=found.preview_hash)
+        except DomainError as error:
+            return error.reason.value
+        return ""
 
     def _look(self, client: Any) -> Any:
         return client.get_proposal(self.proposal)

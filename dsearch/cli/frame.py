@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import sys
 import time
 import typing
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, TextIO, cast
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -38,7 +39,7 @@ from rich.text import Text
 
 from all_in_one.folder import DataFolder
 from dsearch.client import DecisionsClient
-from dsearch.connection import ConnectionProblem, default_data_folder, find
+from dsearch.connection import ConnectionProblem, TokenProblem, default_data_folder, find
 from service_kit.errors import DomainError, Reason
 from service_kit.settings import SettingsError
 from service_kit.tokens import TokenFileError
@@ -66,7 +67,8 @@ class Exit(IntEnum):
 
 EXIT_CODES_HELP: Final = (
     "Exit codes: 0 done, 1 refused, 2 usage, 3 not found, 4 unavailable (try again), 5 no answer, "
-    "6 problems found, 7 bug, 130 interrupted."
+    "6 problems found, 7 bug, 130 interrupted. With --json results are JSON on the standard output; "
+    "errors are JSON on stderr, usage errors too."
 )
 
 EXIT_OF_REASON: Final[Mapping[Reason, Exit]] = MappingProxyType(
@@ -93,7 +95,8 @@ REMEDIES: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.INVALID_FIELD: "mend the fields above; --help shows an example",
         Reason.LIMIT_EXCEEDED: "shorten it, or split it into several memories",
         Reason.UNAUTHENTICATED: "name a valid token with --as NAME or --token-file FILE; see `dsearch token list`",
-        Reason.PERMISSION_DENIED: "use a principal with that role (--as NAME); see `dsearch token list`",
+        Reason.PERMISSION_DENIED: "no such project, or no right to it: check the name (`dsearch projects`), "
+        "or use a principal with that role (--as NAME; `dsearch token list`)",
         Reason.APPROVER_NOT_ALLOWED: "somebody else has to decide: a person with the role reviewer (--as reviewer)",
         Reason.NOT_FOUND: "check the name; `dsearch projects` lists projects, `dsearch search` finds memories",
         Reason.ALREADY_EXISTS: "use what is there, or choose another name",
@@ -102,7 +105,8 @@ REMEDIES: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.PROPOSAL_STATUS: "`dsearch review show ID` says where the proposal stands",
         Reason.APPROVAL_MISSING: "it has to be approved first: dsearch review approve ID --as reviewer",
         Reason.PREVIEW_HASH_MISMATCH: "look at the proposal again and decide on what it says now",
-        Reason.EVIDENCE_INSUFFICIENT: "add evidence with --evidence KIND:LOCATOR, or have it verified",
+        Reason.EVIDENCE_INSUFFICIENT: 'add evidence: --evidence "KIND:LOCATOR|WORDS", '
+        'e.g. --evidence "url:https://example.org/1|We agreed to..."',
         Reason.STATE_CONFLICT: "`dsearch history` shows what is in force and what is scheduled",
         Reason.RELATION_CYCLE: "`dsearch lineage` shows the relations that are there",
         Reason.NOT_FRESH_ENOUGH: "try again in a moment; `dsearch status` shows the lag",
@@ -226,7 +230,27 @@ def make_console(*, stderr: bool = False) -> Console:
     """Return a console that wraps at a readable width when nobody watches."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 120
-    return Console(file=stream, highlight=False, width=width, emoji=False)
+    # A file and a pipe get the words without the spaces that fill up a line.
+    target = stream if stream.isatty() else cast("IO[str]", _Unpadded(stream))
+    return Console(file=target, highlight=False, width=width, emoji=False)
+
+
+class _Unpadded:
+    """A text stream without spaces at the ends of its lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write lines."""
+        self._stream.write(_LINE_END.sub("\n", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_LINE_END: Final = re.compile(r"[ \t]+\n")
 
 
 ProjectOption = Annotated[
@@ -256,7 +280,7 @@ DataOption = Annotated[
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs; errors are JSON on stderr.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds that a call may take.")]
 
 Command = Callable[..., Awaitable[int | None]]
@@ -333,6 +357,8 @@ def guarded(frame: Frame, run: Callable[[], int | None]) -> int:
         return _show(
             frame, "USAGE" if error.code is Exit.USAGE else error.code.name, error.message, error.remedy, error.code
         )
+    except TokenProblem as error:
+        return _show(frame, "USAGE", str(error), "", Exit.USAGE)
     except ConnectionProblem as error:
         return _show(frame, "NO_CONNECTION", str(error), "", Exit.UNAVAILABLE)
     except (SettingsError, TokenFileError) as error:

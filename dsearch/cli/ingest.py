@@ -23,7 +23,11 @@ OnlyPropose = Annotated[bool, typer.Option("--propose-only", help="Apply nothing
 
 def add(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Import structured sources; importing again changes nothing.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Import structured sources; importing again changes nothing.",
+        epilog="Example: dsearch ingest adr docs/adr --project ferrybox",
+    )
     app.add_typer(group, name="ingest")
 
     @command(
@@ -82,8 +86,10 @@ async def _ingest(frame: Frame, read: object, *, dry_run: bool, wait: bool, prop
         facts = ", ".join(f"{count} {what}" for what, count in reading.facts.items())
         frame.print(Text(f"{len(reading.documents)} observations of {reading.families} memories ({facts})"))
         frame.print(Text(f"{len(reading.relations)} relations; dates from {reading.dates}", style="dim"))
-        frame.result({"observations": len(reading.documents), "relations": len(reading.relations)})
-        return Exit.OK
+        _show_problems(frame, reading)
+        found = {"observations": len(reading.documents), "relations": len(reading.relations)}
+        frame.result({**found, "families": reading.families, "problems": _problems(reading)})
+        return Exit.PROBLEMS if reading.problems else Exit.OK
     async with frame.connect() as client:
         with frame.progress() as bar:
             task = bar.add_task("importing", total=len(reading.documents) + len(reading.relations), note="")
@@ -99,13 +105,23 @@ async def _ingest(frame: Frame, read: object, *, dry_run: bool, wait: bool, prop
                 bar.update(task, description="indexing")
                 await client.wait_for_index(project, calibrated_branch=frame.branch or "main")
     show_summary(frame, reading, summary, time.monotonic() - started)
-    frame.result(summary.to_json())
-    return Exit.PROBLEMS if summary.refused else Exit.OK
+    _show_problems(frame, reading)
+    frame.result({**summary.to_json(), "problems": _problems(reading)})
+    return Exit.PROBLEMS if summary.refused or reading.problems else Exit.OK
+
+
+def _problems(reading: SourceReading) -> list[dict[str, str]]:
+    return [{"file": file, "reason": reason} for file, reason in reading.problems]
+
+
+def _show_problems(frame: Frame, reading: SourceReading) -> None:
+    for file, reason in reading.problems:
+        frame.print(Text(f"  problem: {file}: {reason}", style="red"))
 
 
 def show_summary(frame: Frame, reading: SourceReading, summary: ImportSummary, seconds: float) -> None:
     """Print what became of an import."""
-    nothing_new = summary.replayed == summary.observations
+    nothing_new = summary.replayed == summary.sent
     head = (
         Text().append("nothing new: ", style="bold") if nothing_new else Text().append("imported ", style="bold green")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,10 +16,14 @@ from dsearch.cli.frame import CommandError, Exit
 from dsearch.cli.show import families_of
 from dsearch.client import DecisionsClient, project_name
 from service_kit.clock import parse_text
-from service_kit.errors import DomainError
+from service_kit.errors import DomainError, Reason
 from service_kit.names import UUID_TEXT
 
-_DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2}(?:\.\d{1,9})?)?\s*([Zz]|[+-]\d{2}:?\d{2})?)?"
+)
+_MOST_KEYS: Final = 2_000
+_MOST_NAMED: Final = 8
 _MOST_LABELS: Final = 400
 _WAITING: Final = (proposal_pb2.PROPOSAL_STATUS_PENDING, proposal_pb2.PROPOSAL_STATUS_APPROVED)
 
@@ -29,15 +34,26 @@ def instant(text: str, option: str) -> datetime | None:
         return None
     if text == "now":
         return datetime.now(UTC)
+    match = _MOMENT.fullmatch(text.strip())
+    if match is None:
+        raise _no_instant(option, text, "it is no date and no time")
+    day, hours, seconds, offset = match.groups()
+    if hours and not offset:
+        raise _no_instant(option, text, "it has no offset; add Z for UTC, or e.g. -03:00")
     try:
-        if _DAY.fullmatch(text):
-            return datetime.fromisoformat(text).replace(tzinfo=UTC)
-        return parse_text(text, option)
+        if not hours:
+            return datetime.fromisoformat(day).replace(tzinfo=UTC)
+        zone = offset.upper() if ":" in offset or offset in "Zz" else f"{offset[:3]}:{offset[3:]}"
+        return parse_text(f"{day}T{hours}{seconds or ':00'}{zone}", option)
     except (DomainError, ValueError):
-        raise CommandError(
-            f"{option}: {text!r} names no instant",
-            "write a day (2026-01-31, its start in UTC) or a time with its offset (2026-01-31T12:00:00-03:00)",
-        ) from None
+        raise _no_instant(option, text, "there is no such day or time") from None
+
+
+def _no_instant(option: str, text: str, problem: str) -> CommandError:
+    return CommandError(
+        f"{option}: {text!r} names no instant: {problem}",
+        "write a day (2026-01-31, its start in UTC) or a time with its offset (2026-01-31T12:00-03:00)",
+    )
 
 
 def choice(enum: Any, prefix: str, text: str, option: str) -> Any:
@@ -49,6 +65,16 @@ def choice(enum: Any, prefix: str, text: str, option: str) -> Any:
         words = ", ".join(word.lower().replace("_", "-") for word in known)
         raise CommandError(f"{option}: {text!r} is none of: {words}", "choose one of them")
     return enum.Value(f"{prefix}{name}")
+
+
+def words(enum: Any, prefix: str) -> str:
+    """Return the values of an enum as people write them, for a help text."""
+    named = [str(key).removeprefix(prefix) for key in enum.keys() if not str(key).endswith("_UNSPECIFIED")]  # noqa: SIM118 - a generated enum is no mapping
+    return ", ".join(word.lower().replace("_", "-") for word in named)
+
+
+CATEGORY_WORDS: Final = f"{words(ledger_pb2.Category, 'CATEGORY_')}."
+STATE_WORDS: Final = f"{words(ledger_pb2.State, 'STATE_')}, or all"
 
 
 def category(text: str) -> ledger_pb2.Category.ValueType:
@@ -152,12 +178,78 @@ async def family(client: DecisionsClient, project: str, text: str) -> str:
     """Return the resource name of a family that a person named: by key, id or name."""
     if UUID_TEXT.fullmatch(text):
         return f"{project_name(project)}/families/{text}"
-    return await client.family_name(project, text)
+    try:
+        return await client.family_name(project, text)
+    except DomainError as error:
+        near = await _near_keys(client, project, text) if error.reason is Reason.NOT_FOUND else []
+        if not near:
+            raise
+        raise CommandError(
+            f"there is no memory {text!r}; did you mean {' or '.join(near)}?",
+            "`dsearch search` finds memories",
+            Exit.NOT_FOUND,
+        ) from None
 
 
-def revision(family_name: str, text: str) -> str:
-    """Return the resource name of a revision given by name or id."""
-    return text if text.startswith("projects/") else f"{family_name}/revisions/{text}"
+async def _near_keys(client: DecisionsClient, project: str, text: str) -> list[str]:
+    """Return the natural keys that look like a text; of a large project only the first memories are looked at."""
+    keys: list[str] = []
+    async for found in client.families(project):
+        keys.append(found.identity_key)
+        if len(keys) >= _MOST_KEYS:
+            break
+    return difflib.get_close_matches(text, [key for key in keys if key], 3, 0.7)
+
+
+def by_end(names: Sequence[str], text: str, what: str, where: str) -> str:
+    """Return the only resource name whose id ends in a text, as lists show ids.
+
+    Raises:
+        CommandError: There is none, or several: then it names them.
+    """
+    found = [name for name in dict.fromkeys(names) if name.endswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CommandError(f"no {what} has an id that ends in {text!r}", f"{where} lists them", Exit.NOT_FOUND)
+    listed = ", ".join(name.rsplit("/", 1)[-1] for name in found[:_MOST_NAMED])
+    raise CommandError(f"the ids of {len(found)} {what}s end in {text!r}: {listed}", "write more of the id")
+
+
+async def revision(client: DecisionsClient, family_name: str, text: str, branch: str) -> str:
+    """Return the resource name of a revision given by name, by id, or by the end of its id."""
+    if text.startswith("projects/"):
+        return text
+    if UUID_TEXT.fullmatch(text):
+        return f"{family_name}/revisions/{text}"
+    names = [step.revision.name async for step in client.history(family_name, branch=branch)]
+    return by_end(names, text, "revision", "`dsearch history`")
+
+
+async def relation(client: DecisionsClient, project: str, text: str, kind: str, target: str) -> str:
+    """Return the resource name of a relation given by name, by id, by the end of its id, or by what it says."""
+    if kind or target:
+        if not (kind and target):
+            raise CommandError("a relation is FROM KIND TO", "e.g. adr/0012 depends-on adr/0006; or give its id")
+        wanted = choice(ledger_pb2.RelationKind, "RELATION_KIND_", kind, "KIND")
+        ends = {await family(client, project, text), await family(client, project, target)}
+        found = [
+            r.name
+            async for r in client.relations(project, kinds=[wanted])
+            if {r.source_family, r.target_family} == ends
+        ]
+        if len(found) != 1:
+            raise CommandError(
+                f"{len(found) or 'no'} relations say: {text} {kind} {target}",
+                "`dsearch lineage` shows the relations with their ids",
+                Exit.USAGE if found else Exit.NOT_FOUND,
+            )
+        return found[0]
+    if text.startswith("projects/"):
+        return text
+    if UUID_TEXT.fullmatch(text):
+        return f"{project_name(project)}/relations/{text}"
+    return by_end([r.name async for r in client.relations(project)], text, "relation", "`dsearch lineage`")
 
 
 async def labels(client: DecisionsClient, project: str, proposals: Sequence[proposal_pb2.Proposal]) -> dict[str, str]:
@@ -182,10 +274,5 @@ async def proposal(client: DecisionsClient, project: str, text: str) -> proposal
     if not found:
         every = [s for s in proposal_pb2.ProposalStatus.values() if s and s not in _WAITING]
         found = [p async for p in client.proposals(project, statuses=every) if p.name.endswith(text)]
-    if len(found) != 1:
-        problem = "no proposal" if not found else f"{len(found)} proposals"
-        code = Exit.NOT_FOUND if not found else Exit.USAGE
-        raise CommandError(
-            f"{problem} with an id that ends in {text!r}", "`dsearch review` lists those that wait", code
-        )
-    return found[0]
+    name = by_end([p.name for p in found], text, "proposal", "`dsearch review`")
+    return next(p for p in found if p.name == name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final
@@ -107,7 +108,9 @@ def _add_projects(app: typer.Typer) -> None:
                     raise CommandError(f"{put}: {error}", "start from what `dsearch policy` prints") from None
                 found = await client.update_policy(project, wanted, expected_version=found.policy.version)
         body = MessageToDict(found.policy, preserving_proto_field_name=True)
-        frame.print(json.dumps(body, indent=2, ensure_ascii=False))
+        if not frame.as_json:
+            # As it is: it goes into a file, so nothing may wrap it.
+            sys.stdout.write(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
         frame.result(found.policy)
 
 
@@ -204,7 +207,11 @@ async def _dead_letters(
 
 
 def _add_audit(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="The append-only record of every commit, decision and refusal.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="The append-only record of every commit, decision and refusal.",
+        epilog="Example: dsearch audit verify --project ferrybox",
+    )
     app.add_typer(group, name="audit")
 
     @command(group, "verify", acts_as="owner", example="dsearch audit verify --project ferrybox")
@@ -245,7 +252,11 @@ def _add_audit(app: typer.Typer) -> None:
 
 
 def _add_tokens(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Tokens of the embedded deployment, in its data folder.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Tokens of the embedded deployment, in its data folder.",
+        epilog="Example: dsearch token issue maria --role reviewer",
+    )
     app.add_typer(group, name="token")
 
     @command(

@@ -95,7 +95,10 @@ def _shown(frame: Frame, proposal: proposal_pb2.Proposal, names: dict[str, str],
 def add(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
-        no_args_is_help=True, help="Propose a change; nothing is published before it is approved and applied."
+        no_args_is_help=True,
+        help="Propose a change; nothing is published before it is approved and applied.",
+        epilog='Example: dsearch propose update adr/0007 --tag lockers --reason "find it by its tag" '
+        '--evidence "document:docs/adr/0007.md" --project ferrybox',
     )
     app.add_typer(group, name="propose")
     _add_create(group)
@@ -118,7 +121,7 @@ def _add_create(group: typer.Typer) -> None:
         frame: Frame,
         title: Title,
         reason: Reason,
-        category: Annotated[str, typer.Option("--category", help="business-rule, design-rule, ...")] = "design-rule",
+        category: Annotated[str, typer.Option("--category", help=inputs.CATEGORY_WORDS)] = "design-rule",
         key: Annotated[str, typer.Option("--key", help="Natural key, e.g. adr/0015.")] = "",
         refines: Annotated[str, typer.Option("--refines", help="Memory that the new one makes more precise.")] = "",
         summary: Summary = "",
@@ -307,7 +310,8 @@ def _add_changes(group: typer.Typer) -> None:
         "update",
         supersedes=False,
         help_text="Edit a memory: the decision stays as it was, nobody who rests on it is told.",
-        example='dsearch propose update adr/0007 --domain collection --reason "name the area" --project ferrybox',
+        example='dsearch propose update adr/0007 --domain collection --reason "name the area" '
+        '--evidence "document:docs/adr/0007.md|Collection codes" --project ferrybox',
     )
     register(
         "supersede",
@@ -429,7 +433,7 @@ def _add_ends(group: typer.Typer) -> None:
             target = await inputs.family(client, frame.need_project(), family)
             mutation = proposal_pb2.Mutation(
                 rollback=proposal_pb2.RollbackMutation(
-                    family=target, to_revision=inputs.revision(target, to), valid_from=start
+                    family=target, to_revision=await inputs.revision(client, target, to, frame.branch), valid_from=start
                 )
             )
             return await _send(frame, client, mutation, reason=reason, evidence=evidence, dry_run=dry_run)
@@ -453,7 +457,7 @@ def _add_ends(group: typer.Typer) -> None:
             project = frame.need_project()
             target = await inputs.family(client, project, family)
             if revision:
-                name = inputs.revision(target, revision)
+                name = await inputs.revision(client, target, revision, frame.branch)
             else:
                 head = await client.get_head(project, target, branch=frame.branch)
                 rows = [row.revision for row in head.scheduled]
@@ -508,17 +512,22 @@ def _add_links(group: typer.Typer) -> None:
         "unlink",
         acts_as="owner",
         branch=True,
-        example='dsearch propose unlink projects/ferrybox/relations/0198... --reason "was wrong" --project ferrybox',
+        example='dsearch propose unlink adr/0012 depends-on adr/0006 --reason "was wrong" --project ferrybox',
     )
     async def unlink(
         frame: Frame,
-        relation: Annotated[str, typer.Argument(help="Resource name of the relation.", show_default=False)],
+        relation: Annotated[
+            str, typer.Argument(help="Id as lineage shows it, or name; or FROM, with KIND and TO.", show_default=False)
+        ],
         reason: Reason,
+        kind: Annotated[str, typer.Argument(help="depends-on, ...", show_default=False)] = "",
+        target: Annotated[str, typer.Argument(metavar="[TO]", help="To: key, id or name.", show_default=False)] = "",
         dry_run: DryRun = False,
     ) -> int:
         """Take a relation back; the same one may be asserted again."""
         async with frame.connect() as client:
-            mutation = proposal_pb2.Mutation(unlink=proposal_pb2.UnlinkMutation(relation=relation))
+            name = await inputs.relation(client, frame.need_project(), relation, kind, target)
+            mutation = proposal_pb2.Mutation(unlink=proposal_pb2.UnlinkMutation(relation=name))
             return await _send(frame, client, mutation, reason=reason, evidence=None, dry_run=dry_run)
 
 

@@ -119,7 +119,7 @@ def _add_history(app: typer.Typer) -> None:
         project = frame.need_project()
         async with frame.connect() as client:
             name = await inputs.family(client, project, family)
-            wanted = inputs.revision(name, revision) if revision else ""
+            wanted = await inputs.revision(client, name, revision, frame.branch) if revision else ""
             fields = await client.blame(name, branch=frame.branch, revision=wanted)
         for field in fields:
             frame.print(Text().append(f"{field.field:<14} ", style="bold").append(show.clip(field.value, 90)))
@@ -142,10 +142,7 @@ def _pick(revisions: list[str], wanted: str, family: str, default: int) -> str:
         if default >= len(revisions):
             raise CommandError(f"{family} has only one revision", "there is nothing to compare it with", Exit.NOT_FOUND)
         return revisions[default]
-    found = [name for name in revisions if name.endswith(wanted)]
-    if len(found) != 1:
-        raise CommandError(f"{len(found)} revisions end in {wanted!r}", "`dsearch history` lists them", Exit.NOT_FOUND)
-    return found[0]
+    return inputs.by_end(revisions, wanted, "revision", "`dsearch history`")
 
 
 def _add_graph(app: typer.Typer) -> None:
@@ -170,6 +167,7 @@ def _add_graph(app: typer.Typer) -> None:
                     where = show.label(other.family) if other is not None else relation.target_family
                     why = f": {relation.rationale}" if relation.rationale else ""
                     text = Text(f"{show.relation_of(relation.kind)} → {where}{why}", style="yellow")
+                    text.append(f"  {show.short(relation.name)}", style="dim")
                     frame.print(Padding(text, (0, 0, 0, 3), expand=False))
         if graph.truncated:
             frame.note("the graph is larger; the farthest memories were left out")

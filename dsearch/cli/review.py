@@ -36,7 +36,9 @@ class _QueueByDefault(TyperGroup):
 def add(app: typer.Typer) -> None:
     """Add the group, and apply."""
     about = "Look at what is proposed and decide. Without a command: the queue, one by one on a terminal."
-    group = typer.Typer(cls=_QueueByDefault, help=about)
+    group = typer.Typer(
+        cls=_QueueByDefault, help=about, epilog="Example: dsearch review show 3fa85f64 --project ferrybox"
+    )
     app.add_typer(group, name="review")
     _add_looking(group)
     _add_deciding(group)
@@ -185,6 +187,12 @@ def _add_deciding(group: typer.Typer) -> None:
         frame.result(found)
 
 
+def _with_keys(error: DomainError, names: dict[str, str]) -> DomainError:
+    """Return a refusal that calls families what people call them."""
+    metadata = {key: f"{names[value]} ({value})" if value in names else value for key, value in error.metadata.items()}
+    return DomainError(error.reason, error.message, fields=error.fields, metadata=metadata)
+
+
 def _add_apply(app: typer.Typer) -> None:
     @command(app, "apply", acts_as="owner", example="dsearch apply 3fa85f64 --wait --project ferrybox")
     async def apply(frame: Frame, proposal: Proposal, wait: Wait = False) -> None:
@@ -192,10 +200,14 @@ def _add_apply(app: typer.Typer) -> None:
         project = frame.need_project()
         async with frame.connect() as client:
             found = await inputs.proposal(client, project, proposal)
-            response = await client.apply(found.name, preview_hash=found.preview_hash)
+            names = await inputs.labels(client, project, [found])
+            try:
+                response = await client.apply(found.name, preview_hash=found.preview_hash)
+            except DomainError as error:
+                raise _with_keys(error, names) from None
             if wait:
                 await client.wait_for_index(project)
-        title = show.proposal_title(response.proposal)
+        title = show.applied_words(response, names)
         frame.print(
             Text()
             .append("applied ", style="bold green")

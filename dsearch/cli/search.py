@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from dsearch.cli import inputs, show
-from dsearch.cli.frame import Exit, Frame, command
+from dsearch.cli.frame import CommandError, Exit, Frame, command
+
+# The server's own names, which a server may add to; here because a help text has to know them without one.
+_PROFILES: Final = (
+    "article, article-no-importance, article-no-recency, article-relevance-only, default, default-no-structural, "
+    "default-no-tie-break"
+)
 
 Question = Annotated[str, typer.Argument(help="The question, in any words.", show_default=False)]
 At = Annotated[str, typer.Option("--at", help="As of then in the world: a day or a time with its offset.")]
 KnownAt = Annotated[str, typer.Option("--known-at", help="As the ledger knew it then.")]
-Category = Annotated[list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")]
+Category = Annotated[
+    list[str] | None, typer.Option("--category", help=f"Only this category; repeat. {inputs.CATEGORY_WORDS}")
+]
 State = Annotated[
-    list[str] | None, typer.Option("--state", help="States to show, e.g. superseded, or all; default: in force only.")
+    list[str] | None, typer.Option("--state", help=f"States to show, default: in force only. {inputs.STATE_WORDS}.")
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Most hits.", min=1, max=100)]
-Profile = Annotated[str, typer.Option("--profile", help="Ranking profile; empty is default.")]
+Profile = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        help=f"Ranking profile, default: default. {_PROFILES}.",
+    ),
+]
 MinEvidence = Annotated[int, typer.Option("--min-evidence", help="Supporting sources that a hit must have.")]
 Verified = Annotated[bool, typer.Option("--verified", help="Only verified evidence counts.")]
 Closest = Annotated[bool, typer.Option("--closest", help="Show the closest hits also when there is no answer.")]
@@ -27,7 +41,9 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="Only this way: d
 Budget = Annotated[int, typer.Option("--tokens", help="Room in the prompt, in tokens.", min=100, max=100_000)]
 
 
-def _options(frame: Frame, **given: Any) -> dict[str, Any]:
+def _options(frame: Frame, question: str, **given: Any) -> dict[str, Any]:
+    if not question.strip():
+        raise CommandError("question: it is empty", "write what you want to know, in any words")
     return {
         "branch": frame.branch,
         "valid_at": inputs.instant(given["at"], "--at"),
@@ -71,6 +87,7 @@ def add(app: typer.Typer) -> None:
         project = frame.need_project()
         options = _options(
             frame,
+            question,
             at=at,
             known_at=known_at,
             category=category,
@@ -114,6 +131,7 @@ def add(app: typer.Typer) -> None:
         project = frame.need_project()
         options = _options(
             frame,
+            question,
             at=at,
             known_at=known_at,
             category=category,

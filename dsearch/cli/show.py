@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from decisionssearch.common.v1 import common_pb2
 from decisionssearch.index.v1 import index_service_pb2 as index_pb2
-from decisionssearch.ledger.v1 import ledger_pb2, ledger_service_pb2, proposal_pb2
+from decisionssearch.ledger.v1 import ledger_pb2, ledger_service_pb2, proposal_pb2, proposal_service_pb2
 from decisionssearch.retrieval.v1 import retrieval_service_pb2 as retrieval_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Group, RenderableType
@@ -21,6 +21,7 @@ from service_kit.clock import from_timestamp
 
 _CLIP: Final = 280
 _SHORT_ID: Final = 8
+_MOST_REPLACED: Final = 3
 
 STATE_STYLES: Final = {
     "ACTIVE": "bold green",
@@ -206,7 +207,7 @@ def hit_block(number: int, hit: retrieval_pb2.Hit) -> RenderableType:
     gist = content.summary or (content.rules[0] if content.rules else content.details)
     if gist:
         lines.append(Text(clip(gist)))
-    lines += [_labelled("replaced", _replaced(item), "yellow") for item in hit.replaced]
+    lines += _replaced_lines(hit)
     lines += [_labelled("now", _replacement(item), "yellow") for item in head.replaced_by]
     lines += [_labelled("next", f"another revision from {when(row.valid_from)}", "cyan") for row in head.scheduled]
     lines.append(_labelled("evidence", evidence_summary(head.evidence)))
@@ -236,6 +237,22 @@ def _standing_line(head: ledger_pb2.Head, hit: retrieval_pb2.Hit) -> Text:
 
 def _labelled(name: str, text: str, style: str = "") -> Text:
     return Text().append(f"{name:<10} ", style="dim").append(text, style=style)
+
+
+def _replaced_lines(hit: retrieval_pb2.Hit) -> list[Text]:
+    """Return what a hit replaced, the nearest first; an earlier wording of the same is an edit, nothing replaced."""
+    family, title = hit.head.family.name, hit.head.revision.content.title
+    lines = []
+    for item in hit.replaced[:_MOST_REPLACED]:
+        if item.family == family and item.title == title and not item.matched:
+            because = f": {item.reason}" if item.reason else ""
+            lines.append(_labelled("edited", f"on {when(item.time)}{because}"))
+        else:
+            lines.append(_labelled("replaced", _replaced(item), "yellow"))
+    more = len(hit.replaced) - _MOST_REPLACED
+    if more > 0:
+        lines.append(_labelled("", f"and {more} more (dsearch history {label(hit.head.family)})", "dim"))
+    return lines
 
 
 def _replaced(item: retrieval_pb2.Replaced) -> str:
@@ -435,6 +452,35 @@ def proposal_title(proposal: proposal_pb2.Proposal, labels: Mapping[str, str] | 
     if title:
         return f"{title}  {names[0]}" if names and names[0] in (labels or {}).values() else title
     return " ".join(names) or short(proposal.name)
+
+
+def applied_words(response: proposal_service_pb2.ApplyProposalResponse, labels: Mapping[str, str]) -> str:
+    """Return which memory an applied proposal changed, and how: ``adr/0002 expires on 2027-01-01``."""
+    proposal, mutation = response.proposal, response.proposal.mutation
+    kind = mutation.WhichOneof("kind") or ""
+    content = response.head.revision.content if response.HasField("head") else proposal.after
+    title = content.title or proposal.after.title or proposal.before.title
+    names = [labels.get(name) or "" for name in families_of(proposal)]
+    key = response.head.family.identity_key or (names[0] if names else "")
+    name = key or (f"“{title}”" if title else proposal_title(proposal, labels))
+    named = f"{key} “{title}”" if key and title else name
+    if kind == "set_expiry":
+        change = mutation.set_expiry
+        return f"{name} expires on {when(change.valid_to)}" if change.HasField("valid_to") else f"{name} has no end now"
+    if kind == "deprecate":
+        return f"{name} deprecated by {names[-1] or short(mutation.deprecate.replacement_family)}"
+    words = {
+        "create": "created",
+        "create_and_link": "created",
+        "update": "edited",
+        "supersede": "superseded by its new text",
+        "invalidate": "is no longer valid",
+        "rollback": "rolled back",
+        "cancel_schedule": "is no longer scheduled to change",
+    }
+    if kind in words:
+        return f"{named} {words[kind]}"
+    return f"{proposal_title(proposal, labels)} {'taken back' if kind == 'unlink' else 'linked'}"
 
 
 def queue_view(proposals: Sequence[proposal_pb2.Proposal], labels: Mapping[str, str] | None = None) -> RenderableType:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +68,8 @@ class Record:
     title: str
     status: str
     date: datetime | None
+    written_date: str
+    """The date as it stands there, which may be none; empty when there is nothing like one."""
     author: str
     superseded_by: tuple[int, ...]
     supersedes: tuple[int, ...]
@@ -105,17 +107,44 @@ def read(folder: Path, dates: Dates = Dates.AUTO) -> SourceReading:
         raise SourceError(f"{folder} is not a folder")
     remarks: list[str] = []
     files = _files(folder, remarks)
+    problems = [(path, reason) for path in files if (reason := _unreadable(path))]
+    unreadable = {path for path, _ in problems}
+    lost = {key_of(path.name) for path in unreadable}
     repository = git.repository_of(folder) if dates is not Dates.DOCUMENT else None
     committed = _from_git(repository, folder) if repository is not None and git.has_commits(repository) else []
     if dates is Dates.GIT and not committed:
         raise SourceError(f"no commit of a git repository touches {folder}; commit it, or use --dates document")
+    committed = [version for version in committed if version.key not in lost]
     if not files and not committed:
         raise SourceError(
             f"{folder} holds no decision records: Markdown files with a number in their name or a status in their text"
         )
-    versions = [*committed, *_from_files(folder, files, committed)]
+    versions = [*committed, *_from_files(folder, [p for p in files if p not in unreadable], committed)]
     how = "git, and the records' own dates for their first texts" if committed else "the records' own dates"
-    return _build(versions, remarks, how)
+    listed = [(path.relative_to(folder).as_posix(), reason) for path, reason in problems]
+    dated = {v.key: v for v in versions if not v.removed}
+    listed += [
+        (version.path, f"{bad} is no date that exists; the time of the commit or of the file counts instead")
+        for version in dated.values()
+        if (bad := impossible_date(version.text))
+    ]
+    return replace(_build(versions, remarks, how), problems=listed)
+
+
+def _unreadable(path: Path) -> str:
+    """Return why a file cannot be a record; empty when it can."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 (byte {error.start})"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    lines = text.removeprefix("\ufeff").strip().splitlines()
+    if not lines:
+        return "it is empty"
+    if lines[0].strip() == "---" and not any(line.strip() == "---" for line in lines[1:]):
+        return "its front matter has no end (a line with ---)"
+    return ""
 
 
 # --- One text -------------------------------------------------------------------------------------------------------
@@ -157,14 +186,22 @@ def parse(text: str) -> Record:
             fields.setdefault("date", line)
     status = next((fields[n] for n in _STATUS_NAMES if fields.get(n)), "") or (status_lines[0] if status_lines else "")
     about = [status, *status_lines, *(f"{k}: {v}" for k, v in fields.items())]
+    dated = _DATE.search(next((fields[n] for n in _DATE_NAMES if fields.get(n)), ""))
     return Record(
+        written_date=dated[0] if dated else "",
         title=re.sub(r"^(?:ADR[-_ ]*)?\d{1,5}\s*[.:–-]\s*", "", title, flags=re.IGNORECASE),
         status=status,
-        date=_date(next((fields[n] for n in _DATE_NAMES if fields.get(n)), "")),
+        date=_date(dated[0]) if dated else None,
         author=next((fields[n].strip("[]") for n in _AUTHOR_NAMES if fields.get(n)), ""),
         superseded_by=_references(about, _BY),
         supersedes=_references(about, _OLD),
     )
+
+
+def impossible_date(text: str) -> str:
+    """Return the date that a record gives for itself when there is no such day."""
+    found = parse(text).written_date
+    return found if found and _date(found) is None else ""
 
 
 def _date(text: str) -> datetime | None:

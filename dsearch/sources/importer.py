@@ -41,6 +41,9 @@ class ImportSummary:
     """What became of an import."""
 
     observations: int = 0
+    """Of memories; those of relations between them are not among these."""
+    sent: int = 0
+    """Observations of both."""
     families: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     """By outcome: PROPOSED, DUPLICATE, NO_MEMORY, REJECTED, FAILED."""
@@ -168,7 +171,8 @@ def _count(
     are_relations: bool,
 ) -> None:
     outcome = observation_pb2.AdmissionOutcome.Name(answer.outcome).removeprefix("ADMISSION_OUTCOME_")
-    summary.observations += 1
+    summary.sent += 1
+    summary.observations += not are_relations
     summary.outcomes[outcome] += 1
     summary.replayed += answer.replayed
     summary.published += bool(answer.families)

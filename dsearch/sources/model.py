@@ -45,6 +45,8 @@ class SourceReading:
     relations: Sequence[ingest_pb2.RawObservation] = ()
     supersessions: Sequence[Supersession] = ()
     remarks: Sequence[str] = ()
+    problems: Sequence[tuple[str, str]] = ()
+    """Files that could not be read, or not all of them, each with the reason."""
     families: int = 0
     dates: str = ""
     """Where the dates come from, in words."""

@@ -159,3 +159,22 @@ def test_a_draft_does_not_end_a_record_that_does_not_agree(tmp_path: Path) -> No
     reading = adr.read(tmp_path, adr.Dates.DOCUMENT)
     assert [(s.one_sided, s.followed) for s in reading.supersessions] == [(True, False)]
     assert not reading.relations
+
+
+def test_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
+    """No record is lost in silence: bad bytes, open front matter, empty files and impossible dates are listed."""
+    good = "---\nstatus: accepted\ndate: 2020-06-01\n---\n# A\n\nText\n"
+    (tmp_path / "0001-good.md").write_text(good)
+    (tmp_path / "0002-bytes.md").write_bytes(b"# B\n\xff\n")
+    (tmp_path / "0003-open.md").write_text("---\nstatus: accepted\n\n# C\n")
+    (tmp_path / "0004-empty.md").write_text("\n")
+    (tmp_path / "0005-day.md").write_text(good.replace("06-01", "02-31"))
+    reading = adr.read(tmp_path, adr.Dates.DOCUMENT)
+    assert {file: reason.split(";")[0] for file, reason in reading.problems} == {
+        "0002-bytes.md": "it is not UTF-8 (byte 4)",
+        "0003-open.md": "its front matter has no end (a line with ---)",
+        "0004-empty.md": "it is empty",
+        "0005-day.md": "2020-02-31 is no date that exists",
+    }
+    assert {o.attributes["identity_key"] for o in reading.documents} == {"adr/0001", "adr/0005"}
+    assert reading.families == 2

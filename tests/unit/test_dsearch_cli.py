@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 from decisionssearch.common.v1 import common_pb2
-from decisionssearch.ledger.v1 import ledger_pb2, proposal_pb2
+from decisionssearch.ledger.v1 import ledger_pb2, proposal_pb2, proposal_service_pb2
 from decisionssearch.retrieval.v1 import retrieval_service_pb2 as retrieval_pb2
 from rich.console import Console
 from typer.testing import CliRunner
@@ -81,7 +81,9 @@ def test_exit_codes_are_documented() -> None:
         (["search", "x"], Exit.USAGE, "no project was named"),
         (["search", "x", "-p", "demo"], Exit.UNAVAILABLE, "dsearch serve"),
         (["search", "x", "-p", "demo", "--at", "yesterday"], Exit.USAGE, "names no instant"),
-        (["search", "x", "-p", "demo", "--at", "2020-01-01T00:00:00"], Exit.USAGE, "with its offset"),
+        (["search", "x", "-p", "demo", "--at", "2020-01-01T00:00:00"], Exit.USAGE, "has no offset"),
+        (["search", "x", "-p", "demo", "--at", "2020-02-30"], Exit.USAGE, "no such day"),
+        (["search", " ", "-p", "demo"], Exit.USAGE, "question: it is empty"),
         (["search", "x", "-p", "demo", "--category", "poem"], Exit.USAGE, "business-rule"),
         (["search", "x", "-p", "demo", "--endpoint", "nowhere"], Exit.USAGE, "host:port"),
         (["propose", "update", "adr/1", "-m", "why", "-p", "demo"], Exit.USAGE, "nothing was changed"),
@@ -134,8 +136,42 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     folder.write_endpoint("127.0.0.1:1")
     folder.token_file("reader").chmod(0o644)
     result = CliRunner().invoke(build(), ["search", "x", "-p", "demo", "--data", str(tmp_path)])
-    assert result.exit_code == Exit.UNAVAILABLE
+    assert result.exit_code == Exit.USAGE
     assert "chmod 600" in " ".join(result.stderr.split())
+
+
+def test_the_version_is_printed_without_a_command() -> None:
+    """`dsearch --version` prints one line and ends with 0."""
+    result = CliRunner().invoke(build(), ["--version"])
+    assert (result.exit_code, len(result.stdout.split())) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["search"], ["search", "x", "--limit", "many"], ["search", "x", "--nonsense"], ["nothing"]],
+)
+def test_usage_errors_are_json_with_json(arguments: list[str]) -> None:
+    """With --json a wrong option is JSON on stderr like every other error, and nothing is on stdout."""
+    result = CliRunner().invoke(build(), [*arguments, "--json"])
+    assert result.exit_code == Exit.USAGE
+    error = json.loads(result.stderr)["error"]
+    assert (error["reason"], error["exit_code"]) == ("USAGE", Exit.USAGE)
+    assert error["message"]
+    assert not result.stdout
+
+
+@pytest.mark.parametrize("group", ["audit", "token", "ingest", "propose", "review"])
+def test_every_group_shows_an_example(group: str) -> None:
+    """The help of a group shows how it is used."""
+    assert f"Example: dsearch {group} " in " ".join(CliRunner().invoke(build(), [group, "--help"]).output.split())
+
+
+def test_piped_output_has_no_spaces_at_the_ends_of_lines(tmp_path: Path) -> None:
+    """What goes into a file or a pipe is not padded to the width of a terminal."""
+    DataFolder(tmp_path).issue_first_tokens()
+    result = CliRunner().invoke(build(), ["token", "list", "--data", str(tmp_path)])
+    assert "importer" in result.stdout
+    assert [line for line in result.stdout.splitlines() if line != line.rstrip()] == []
 
 
 # --- Rendering ------------------------------------------------------------------------------------------------------
@@ -211,6 +247,53 @@ def test_a_hit_reads_at_a_glance() -> None:
     assert "…" in text
 
 
+def test_an_edit_is_not_shown_as_replaced_and_the_list_is_short() -> None:
+    """An earlier wording under the same title is an edit; of many replaced ones three are listed."""
+    shown = hit()
+    family, title = shown.head.family.name, shown.head.revision.content.title
+    shown.replaced.insert(
+        0, retrieval_pb2.Replaced(family=family, title=title, time=stamp("2022-02-02"), reason="typo")
+    )
+    text = printed(show.hit_block(1, shown))
+    assert "edited     on 2022-02-02: typo" in text
+    assert text.count("replaced   adr/0004") == 1
+    for number in range(4):
+        shown.replaced.append(retrieval_pb2.Replaced(family=f"f{number}", title=f"Old {number}"))
+    text = printed(show.hit_block(1, shown))
+    assert "Old 0" in text
+    assert "Old 1" not in text
+    assert "and 3 more" in text
+
+
+def test_an_applied_change_names_the_memory_and_what_happened() -> None:
+    """The line after an apply says which memory changed, by its key, and how."""
+    head = ledger_pb2.Head(family=ledger_pb2.Family(name="projects/p/families/a", identity_key="adr/0002"))
+    names = {"projects/p/families/a": "adr/0002", "projects/p/families/b": "adr/0004"}
+
+    def words(**mutation: Any) -> str:
+        proposal = proposal_pb2.Proposal(mutation=proposal_pb2.Mutation(**mutation))
+        return show.applied_words(proposal_service_pb2.ApplyProposalResponse(proposal=proposal, head=head), names)
+
+    expiry = proposal_pb2.SetExpiryMutation(family="projects/p/families/a", valid_to=stamp("2027-01-01"))
+    assert words(set_expiry=expiry) == "adr/0002 expires on 2027-01-01"
+    by = proposal_pb2.DeprecateMutation(family="projects/p/families/a", replacement_family="projects/p/families/b")
+    assert words(deprecate=by) == "adr/0002 deprecated by adr/0004"
+    gone = proposal_pb2.InvalidateMutation(family="projects/p/families/a")
+    assert words(invalidate=gone) == "adr/0002 is no longer valid"
+
+
+def test_a_short_id_is_resolved_or_its_candidates_are_named() -> None:
+    """The end of an id, as lists print it, is enough; one that fits several names them."""
+    names = ["projects/p/relations/0198-aa11", "projects/p/relations/0198-bb11"]
+    assert inputs.by_end(names, "aa11", "relation", "lineage") == names[0]
+    with pytest.raises(CommandError, match=r"0198-aa11, 0198-bb11") as several:
+        inputs.by_end(names, "11", "relation", "lineage")
+    assert several.value.code is Exit.USAGE
+    with pytest.raises(CommandError) as nothing:
+        inputs.by_end(names, "ff", "relation", "lineage")
+    assert nothing.value.code is Exit.NOT_FOUND
+
+
 @pytest.mark.parametrize("reason", [v for v in retrieval_pb2.AbstentionReason.values() if v])
 def test_an_abstention_says_its_reason_in_a_sentence(reason: Any) -> None:
     """R6: every reason for silence has a sentence of its own, beside the figures of the server."""
@@ -254,6 +337,8 @@ def test_a_day_is_its_start_in_utc_and_a_time_needs_its_offset() -> None:
     assert inputs.instant("2020-06-01", "--at") == datetime(2020, 6, 1, tzinfo=UTC)
     assert inputs.instant("2020-06-01T00:00:00-03:00", "--at") == datetime(2020, 6, 1, 3, tzinfo=UTC)
     assert inputs.instant("", "--at") is None
+    for text in ("2026-12-01T10:00+01:00", "2026-12-01 10:00 +0100", "2026-12-01T09:00Z", "2026-12-01 09:00:00.0z"):
+        assert inputs.instant(text, "--at") == datetime(2026, 12, 1, 9, tzinfo=UTC)
     with pytest.raises(CommandError):
         inputs.instant("2020-06-01T00:00:00", "--at")
     with pytest.raises(CommandError):
