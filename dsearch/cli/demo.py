@@ -133,7 +133,7 @@ class Demo:
         ident = self.proposal[-8:]
         self._claim("72 hours still answer", "72 hours" in self._first(QUESTION).head.revision.content.title)
 
-        self._title("The agent cannot approve it, nor can the person it acts for, also with the role of a reviewer.")
+        self._title("The agent may not review; nor may the person it acts for, even with the role of a reviewer.")
         self._dsearch("review", "approve", ident, "--as", "agent", code=Exit.REFUSED)
         # The same person with a second token, which has the role: what refuses now is the rule, not a missing role.
         owner = Principal(LOCAL_ISSUER, "owner", Kind.HUMAN, "", (grant(ALL_PROJECTS, [Role.REVIEWER]),))

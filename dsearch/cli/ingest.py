@@ -84,8 +84,10 @@ async def _ingest(frame: Frame, read: object, *, dry_run: bool, wait: bool, prop
         frame.note(remark)
     if dry_run:
         facts = ", ".join(f"{count} {what}" for what, count in reading.facts.items())
-        frame.print(Text(f"{len(reading.documents)} observations of {reading.families} memories ({facts})"))
-        frame.print(Text(f"{len(reading.relations)} relations; dates from {reading.dates}", style="dim"))
+        what = f"{len(reading.documents)} observations of {reading.families} memories"
+        what += f", {len(reading.relations)} of relations"
+        frame.print(Text(f"{what} ({facts})"))
+        frame.print(Text(f"dates from {reading.dates}", style="dim"))
         _show_problems(frame, reading)
         found = {"observations": len(reading.documents), "relations": len(reading.relations)}
         frame.result({**found, "families": reading.families, "problems": _problems(reading)})
@@ -125,7 +127,9 @@ def show_summary(frame: Frame, reading: SourceReading, summary: ImportSummary, s
     head = (
         Text().append("nothing new: ", style="bold") if nothing_new else Text().append("imported ", style="bold green")
     )
-    head.append(f"{summary.observations} observations of {summary.families} memories in {seconds:.1f} s")
+    related = summary.sent - summary.observations
+    what = f"{summary.observations} observations of {summary.families} memories, {related} of relations"
+    head.append(f"{what}, in {seconds:.1f} s")
     frame.print(head.append(f" · dates from {reading.dates}", style="dim"))
     counts = ", ".join(f"{count} {name.lower().replace('_', ' ')}" for name, count in summary.outcomes.most_common())
     frame.print(Text(f"  {counts}; {summary.replayed} known from before", style="dim"))

@@ -205,6 +205,7 @@ def _add_apply(app: typer.Typer) -> None:
                 response = await client.apply(found.name, preview_hash=found.preview_hash)
             except DomainError as error:
                 raise _with_keys(error, names) from None
+            names |= await inputs.labels(client, project, [show.as_link(response)])
             if wait:
                 await client.wait_for_index(project)
         title = show.applied_words(response, names)

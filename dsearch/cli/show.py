@@ -480,7 +480,19 @@ def applied_words(response: proposal_service_pb2.ApplyProposalResponse, labels: 
     }
     if kind in words:
         return f"{named} {words[kind]}"
-    return f"{proposal_title(proposal, labels)} {'taken back' if kind == 'unlink' else 'linked'}"
+    ended = " taken back" if kind == "unlink" else ""
+    return f"{proposal_title(as_link(response), labels)}{ended}"
+
+
+def as_link(response: proposal_service_pb2.ApplyProposalResponse) -> proposal_pb2.Proposal:
+    """Return what was applied; what took a relation back as the proposal that asserted it, which names both ends."""
+    if response.proposal.mutation.WhichOneof("kind") != "unlink" or not response.HasField("relation"):
+        return response.proposal
+    relation = response.relation
+    link = proposal_pb2.LinkMutation(
+        kind=relation.kind, source_family=relation.source_family, target_family=relation.target_family
+    )
+    return proposal_pb2.Proposal(mutation=proposal_pb2.Mutation(link=link))
 
 
 def queue_view(proposals: Sequence[proposal_pb2.Proposal], labels: Mapping[str, str] | None = None) -> RenderableType:

@@ -73,6 +73,7 @@ class ImportSummary:
         """Return it for programs."""
         return {
             "observations": self.observations,
+            "sent": self.sent,
             "families": self.families,
             "outcomes": dict(self.outcomes),
             "replayed": self.replayed,

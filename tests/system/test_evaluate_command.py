@@ -38,7 +38,7 @@ async def test_a_small_data_set_goes_through_the_whole_command(tmp_path: Path) -
     """R1, R3, R6, G4, L8: nothing stale as current, exact as-of answers, default at least as good; again is a no-op."""
     code, found, remarks = await evaluate(str(HARBOUR), "--keep", str(tmp_path))
     assert (code, remarks) == (0, "")
-    assert found["import"]["published"] == found["import"]["observations"]
+    assert found["import"]["published"] == found["import"]["sent"]
     assert set(found["stale_as_current"].values()) == {0}
     assert found["as_of"] == {"questions": 12, "accuracy": 1.0, "wrong": []}
     variants = found["ranking"]
@@ -52,7 +52,7 @@ async def test_a_small_data_set_goes_through_the_whole_command(tmp_path: Path) -
 
     code, again, _ = await evaluate(str(HARBOUR), "--keep", str(tmp_path), "--no-ablations", "--limit", "2")
     assert code == 0
-    assert again["import"]["replayed"] == again["import"]["observations"] == found["import"]["observations"]
+    assert again["import"]["replayed"] == again["import"]["sent"] == found["import"]["sent"]
     assert set(again["ranking"]) == {"plain-bm25", "default", "article"}
     assert again["ranking"]["default"]["current"]["questions"] == 2
 

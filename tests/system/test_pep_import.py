@@ -63,7 +63,7 @@ async def test_importing_twice_changes_nothing_and_the_past_is_exact(stack: Stac
             assert (once.refused, once.waiting, once.relations) == ([], [], len(reading.relations))
             position = (await importer.get_project(PROJECT)).position
             again = await run_import(importer, PROJECT, reading)
-            assert again.replayed == again.observations == 2188 + len(reading.relations)
+            assert again.replayed == again.sent == 2188 + len(reading.relations)
             assert (await importer.get_project(PROJECT)).position == position
         wrong = []
         for line in (DATA / "asof.jsonl").read_text().splitlines():
