@@ -88,6 +88,11 @@ class Persister:
         """What changes on the project's node."""
         self._waiting: list[Change] = []
 
+    @classmethod
+    async def prepare(cls, transaction: Transaction) -> None:
+        """Let the server plan the statement that writes before somebody waits for it: that takes a second or two."""
+        await transaction.run(cls.PERSIST, parts=_Rows().parts())
+
     def persist(self, changes: Sequence[Change]) -> None:
         """Take changes; they are written by the next :meth:`flush`, or at the end."""
         self._waiting += changes

@@ -28,11 +28,12 @@ from ledger_svc.news import News
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
 from ledger_svc.store_neo4j import moving, schema
 from ledger_svc.store_neo4j import queries as q
-from ledger_svc.store_neo4j.committer import Committed, Committer, Job
+from ledger_svc.store_neo4j.committer import MOST_IN_GROUP, Committed, Committer, Job
 from ledger_svc.store_neo4j.database import Database, Neo4jConnection
 from ledger_svc.store_neo4j.fence import Fence
 from ledger_svc.store_neo4j.governance_reads import GovernanceReader
 from ledger_svc.store_neo4j.outbox import Outbox, OutboxReader
+from ledger_svc.store_neo4j.persister import Persister
 from ledger_svc.store_neo4j.verify import scan
 from ledger_svc.views import (
     ChangesView,
@@ -102,6 +103,7 @@ class Neo4jLedgerStore:
         try:
             await database.check()
             ledger_id, version = await schema.prepare(database.run_alone, new_id(), database.where, _INDEX_SECONDS)
+            await database.write(Persister.prepare)
         except BaseException:
             await database.close()
             raise
@@ -143,15 +145,16 @@ class Neo4jLedgerStore:
         for index, decision in enumerate(decisions):
             places.setdefault(decision.project_id, []).append(index)
         self._waiting += len(decisions)
-        jobs = {project_id: Job([decisions[i] for i in listed]) for project_id, listed in places.items()}
-        for project_id, job in jobs.items():
+        parts = [part for listed in places.values() for part in _cut(listed)]
+        jobs = [Job([decisions[i] for i in part]) for part in parts]
+        for job in jobs:
             job.future.add_done_callback(functools.partial(self._done, len(job.decisions)))
-            self._committer(project_id).submit(job)
+            self._committer(job.decisions[0].project_id).submit(job)
         # Shielded: what is queued is decided and stored whether or not its caller still waits.
-        answers = await asyncio.shield(asyncio.gather(*(job.future for job in jobs.values())))
+        answers = await asyncio.shield(asyncio.gather(*(job.future for job in jobs)))
         outcomes = [Outcome()] * len(decisions)
-        for listed, answer in zip(places.values(), answers, strict=True):
-            for index, outcome in zip(listed, answer, strict=True):
+        for part, answer in zip(parts, answers, strict=True):
+            for index, outcome in zip(part, answer, strict=True):
                 outcomes[index] = outcome
         return outcomes
 
@@ -431,3 +434,8 @@ class Neo4jLedgerStore:
         if found:
             self._news.announce(())
         return found
+
+
+def _cut(places: Sequence[int]) -> list[Sequence[int]]:
+    """Return parts that fit into a group each, in order: every decision stands alone."""
+    return [places[at : at + MOST_IN_GROUP] for at in range(0, len(places), MOST_IN_GROUP)]

@@ -97,6 +97,7 @@ def _operators(plan: dict[str, Any]) -> Iterator[str]:
         yield from _operators(child)
 
 
+@pytest.mark.slow
 async def test_no_statement_scans(world: World) -> None:
     """L17: every statement finds its nodes by an index seek, on an empty database as on a full one."""
     from neo4j import GraphDatabase
