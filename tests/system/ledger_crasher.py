@@ -1,8 +1,9 @@
 """Forks ledger writers that somebody kills; a program of its own, driven by lines on its standard input.
 
 ``go N`` forks a child that opens the ledger and writes as fast as it can. Lines on standard output: ``pid N``,
-``ready``, ``ack POSITION PROPOSAL`` after each acknowledged commit, ``dead`` when the child is gone. Forking makes two
-hundred lives cheap; nothing that threads or sockets depend on exists before the fork.
+``ready``, ``ask PROPOSAL REQUEST`` before each apply, ``ack PROPOSAL POSITION`` after an acknowledged commit, ``lost
+PROPOSAL`` after a refusal, ``dead`` when the child is gone. Forking makes two hundred lives cheap; nothing that threads
+or sockets depend on exists before the fork.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from service_kit.principals import Kind, Principal, Role, grant
 PROJECT = "crash"
 ANA = Principal("local", "ana", Kind.HUMAN, "", (grant("*", [Role.PROPOSER, Role.ADMIN]),))
 RUI = Principal("local", "rui", Kind.HUMAN, "", (grant("*", [Role.REVIEWER]),))
+APPLY = "ApplyProposal"
 WRITERS = 3
 BATCH = 2
 LOST = ("HEAD_MOVED", "PROPOSAL_STATUS")
@@ -77,11 +79,15 @@ async def work(where: str, seed: int) -> None:
             await service.approve(
                 RUI, PROJECT, [(request(RUI, "Approve"), p.proposal_id, p.preview_hash, "") for p in views]
             )
-            items = [(request(ANA, "Apply"), p.proposal_id, "") for p in views]
+            items = [(request(ANA, APPLY), p.proposal_id, "") for p in views]
+            for call, proposal_id, _ in items:
+                say(f"ask {proposal_id} {call.request_id}")
             for applied, proposal in zip(await service.apply(ANA, PROJECT, items, brief=True), views, strict=True):
                 if isinstance(applied, Applied):
-                    say(f"ack {applied.position} {proposal.proposal_id}")
-                elif getattr(applied, "reason", "") not in LOST:
+                    say(f"ack {proposal.proposal_id} {applied.position}")
+                elif getattr(applied, "reason", "") in LOST:
+                    say(f"lost {proposal.proposal_id}")
+                else:
                     raise applied
 
     async def consume() -> None:

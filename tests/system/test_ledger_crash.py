@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,15 @@ from ledger_svc.domain.model import Category, CategoryPolicy, Content, Create, P
 from ledger_svc.service.admin import AdminService
 from ledger_svc.service.commands import Request
 from ledger_svc.service.context import Ledger
-from ledger_svc.service.proposals import Applied
+from ledger_svc.service.proposals import Applied, ProposalService
+from ledger_svc.store import LedgerStore
 from ledger_svc.store_sqlite import AlreadyOpenError, SqliteLedgerStore
 from ledger_svc.views import ProposalView
 from service_kit.clock import SystemClock
 from service_kit.ids import new_id
 from service_kit.principals import Role
 from tests.contract.test_ledger_store_contract import ANA, ROOT, RUI, World
-from tests.system.ledger_crasher import PROJECT
+from tests.system.ledger_crasher import APPLY, LOST, PROJECT
 
 KILLS = 200
 
@@ -86,21 +88,35 @@ def _half_commits(file: Path, *, thorough: bool) -> list[str]:
         database.close()
 
 
-def _life(crasher: subprocess.Popen[str], number: int, after: str, delay: float) -> list[tuple[int, str]]:
-    """Let one writer live until a moment after its first line of a kind; return what it acknowledged."""
+@dataclass(slots=True)
+class Told:
+    """What writers said of their applies before they died."""
+
+    acknowledged: dict[int, str] = field(default_factory=dict)
+    """Position to proposal."""
+    unanswered: dict[str, str] = field(default_factory=dict)
+    """Proposal to request id: nobody knows what became of it."""
+
+
+def _life(crasher: subprocess.Popen[str], number: int, after: str, delay: float, told: Told) -> None:
+    """Let one writer live until a moment after its first line of a kind; note what it said."""
     assert crasher.stdin is not None
     assert crasher.stdout is not None
     crasher.stdin.write(f"go {number}\n")
     crasher.stdin.flush()
-    acknowledged: list[tuple[int, str]] = []
     child = 0
     timer: threading.Timer | None = None
     for line in crasher.stdout:
         words = line.split()
         if words[0] == "pid":
             child = int(words[1])
+        elif words[0] == "ask":
+            told.unanswered[words[1]] = words[2]
+        elif words[0] == "lost":
+            del told.unanswered[words[1]]
         elif words[0] == "ack":
-            acknowledged.append((int(words[1]), words[2]))
+            del told.unanswered[words[1]]
+            assert told.acknowledged.setdefault(int(words[2]), words[1]) == words[1]
         elif words[0] == "dead":
             break
         if words[0] == after and timer is None:
@@ -108,7 +124,20 @@ def _life(crasher: subprocess.Popen[str], number: int, after: str, delay: float)
             timer.start()
     assert timer is not None, "the writer died by itself"
     timer.join()
-    return acknowledged
+
+
+async def _settle(store: LedgerStore, told: Told) -> None:
+    """Send every request again that was not answered: one commit, or the answer of a loser; twice the same."""
+    service = ProposalService(Ledger(store, SystemClock(), new_id))
+    for proposal_id, request_id in told.unanswered.items():
+        item = (Request(ANA, PROJECT, APPLY, request_id, b"", Role.READER), proposal_id, "")
+        first, again = [(await service.apply(ANA, PROJECT, [item], brief=True))[0] for _ in range(2)]
+        if isinstance(first, Applied):
+            assert again == first
+            assert told.acknowledged.setdefault(first.position, proposal_id) == proposal_id
+        else:
+            assert getattr(first, "reason", "") in LOST
+            assert str(first) == str(again)
 
 
 @pytest.mark.slow
@@ -117,7 +146,7 @@ def test_two_hundred_kills_lose_no_acknowledged_commit_and_leave_no_half(tmp_pat
     file = tmp_path / "ledger.sqlite"
     asyncio.run(_new_ledger(file))
     chance = random.Random(7)
-    acknowledged: dict[int, str] = {}
+    told = Told()
     program = Path(__file__).with_name("ledger_crasher.py")
     with subprocess.Popen(
         [sys.executable, str(program), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -126,20 +155,21 @@ def test_two_hundred_kills_lose_no_acknowledged_commit_and_leave_no_half(tmp_pat
             for number in range(KILLS):
                 # Half of them die soon after opening the file, half among commits.
                 after = ("ready", "ack")[number % 2]
-                for position, proposal in _life(crasher, number, after, chance.uniform(0.0, 0.08)):
-                    assert acknowledged.setdefault(position, proposal) == proposal
+                _life(crasher, number, after, chance.uniform(0.0, 0.08), told)
                 assert _half_commits(file, thorough=number % 20 == 19) == []
         finally:
             assert crasher.stdin is not None
             crasher.stdin.close()
             crasher.wait(30)
-    assert len(acknowledged) > KILLS
-    asyncio.run(_check(file, acknowledged))
+    assert len(told.acknowledged) > KILLS
+    assert told.unanswered
+    asyncio.run(_check(file, told))
 
 
-async def _check(file: Path, acknowledged: dict[int, str]) -> None:
+async def _check(file: Path, told: Told) -> None:
     store = await SqliteLedgerStore.open(file)
     try:
+        await _settle(store, told)
         stored: dict[int, str] = {}
         while True:
             view = await store.changes(PROJECT, len(stored), 500)
@@ -147,7 +177,8 @@ async def _check(file: Path, acknowledged: dict[int, str]) -> None:
             if not view.commits:
                 break
         assert sorted(stored) == list(range(1, len(stored) + 1))
-        assert {p: stored.get(p) for p in acknowledged} == acknowledged
+        assert {p: stored.get(p) for p in told.acknowledged} == told.acknowledged
+        assert len(set(stored.values())) == len(stored)
         assert await store.verify(PROJECT, ChainVerifier()) == []
     finally:
         await store.close()
