@@ -60,9 +60,17 @@ async def answers(client: DecisionsClient) -> list[Any]:
     found = []
     for question in QUESTIONS:
         response = await client.search(PROJECT, question, valid_at=NOW)
-        hits = [(hit.head.revision.name, pytest.approx(hit.score, abs=1e-5)) for hit in response.hits]
+        hits = [(hit.head.revision.name, hit.score.final) for hit in response.hits]
         found.append((hits, response.abstention.reason))
     return found
+
+
+def check_equal(answered: list[Any], before: list[Any]) -> None:
+    """Compare answers: same memories, order and reasons; scores up to what the batching of the embedder changes."""
+    for (hits, reason), (hits_before, reason_before) in zip(answered, before, strict=True):
+        assert reason == reason_before
+        assert [name for name, _ in hits] == [name for name, _ in hits_before]
+        assert [score for _, score in hits] == pytest.approx([score for _, score in hits_before], abs=1e-5)
 
 
 @pytest.mark.slow
@@ -108,7 +116,7 @@ async def test_the_backup_drill(stacks: tuple[Stack, Stack], tmp_path: Path) -> 
     assert (code, again["records_skipped"]) == (Exit.OK, imported["records"])
     async with new.client("owner", timeout_seconds=60.0) as owner:
         await owner.wait_for_index(PROJECT, calibrated_branch="main", timeout_seconds=90)
-        assert await answers(owner) == before
+        check_equal(await answers(owner), before)
         verified = await owner.verify_audit(PROJECT)
         assert verified == audit
         assert verified.valid
@@ -118,5 +126,5 @@ async def test_the_backup_drill(stacks: tuple[Stack, Stack], tmp_path: Path) -> 
     code, rebuilt = dsearch(new, "rebuild", "--project", PROJECT)
     assert (code, rebuilt["state"]) == (Exit.OK, "REBUILD_STATE_SUCCEEDED")
     async with new.client("owner", timeout_seconds=60.0) as owner:
-        assert await answers(owner) == before
+        check_equal(await answers(owner), before)
     assert dsearch(new, "verify", "--project", PROJECT)[0] == Exit.OK
