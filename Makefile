@@ -8,7 +8,7 @@ PACKAGES := service_kit ledger_svc index_svc retrieval_svc ingest_svc all_in_one
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-fast check format proto proto-baseline bench eval clean
+.PHONY: help setup setup-dev demo serve test test-fast test-ledger check format proto proto-baseline bench eval clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test: $(STAMPS)/dev ## Set up everything and run all tests
 
 test-fast: $(STAMPS)/dev ## Run the tests that take seconds
 	@$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-ledger: $(STAMPS)/dev ## Run the ledger's contract suite, random histories and crash tests on every store
+	@$(BIN)/python -m pytest tests/contract tests/model tests/system -k 'ledger or golden or moving or timeline' $(PYTEST_ARGS)
 
 check: $(STAMPS)/dev ## Lint, types, import rules, contracts
 	@$(BIN)/ruff check .
