@@ -226,6 +226,8 @@ async def _race(stack: Stack, owner: DecisionsClient) -> None:
 
 
 async def _silence(reader: DecisionsClient) -> None:
+    # While a commit is not searchable yet the reason would be that.
+    await reader.wait_for_index(PROJECT, timeout_seconds=60)
     response = await reader.search(PROJECT, NONSENSE)
     assert not response.hits
     assert response.abstention.reason in {
