@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--stores", default="sqlite,neo4j")
     parser.add_argument("--sizes", default="1000,10000,100000")
     parser.add_argument("--publications", type=int, default=1_000)
-    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
