@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from ledger_svc import rows as r
-from ledger_svc.domain.model import Family, Head, Relation, RelationKind, ReviewFlag, Revision, TimelineRow
+from ledger_svc.domain.model import (
+    Commit,
+    Deprecate,
+    Family,
+    Head,
+    Invalidate,
+    Mutation,
+    MutationKind,
+    Relation,
+    RelationKind,
+    ReviewFlag,
+    Revision,
+    TimelineRow,
+)
 from ledger_svc.instants import FOREVER, from_micros, to_micros
 from ledger_svc.views import Detail, HeadsQuery, PastView, ProjectedRevision, ProjectionKey, ProjectionView
 
@@ -72,6 +86,26 @@ def changed_position(
     if known_position is None:
         return max(head.position, last_flag_change)
     return max(last_row_change, last_flag_change, *(flag.position for flag in flags), 0)
+
+
+def settles(commit: Commit) -> bool:
+    """Return whether a commit says by itself if a head is ended; moving an end or cancelling leaves that as it was."""
+    return commit.kind not in {MutationKind.SET_EXPIRY, MutationKind.CANCEL_SCHEDULE}
+
+
+def bare_head(head: Head, revision_id: str, commit: Commit | None, mutation: Mutation | None) -> Head:
+    """Return a head as it was known when nothing of it held any more.
+
+    Args:
+        head: As it is known now.
+        revision_id: The revision whose row was taken away last.
+        commit: The last one of those known then that changed the head and :func:`settles`.
+        mutation: What that one did, if it was an end.
+    """
+    ended = None
+    if commit is not None and isinstance(mutation, Invalidate | Deprecate):
+        ended = mutation.effective_from if mutation.effective_from is not None else commit.recorded_at
+    return replace(head, revision_id=revision_id, invalid_from=ended)
 
 
 def past_of(found: Sequence[r.Row]) -> tuple[PastView, ...]:

@@ -106,9 +106,9 @@ class HeadView:
     rows: tuple[TimelineRow, ...]
     """Known rows: the last one that starts by valid_at, and all later ones."""
     head: Head
-    """As known now."""
+    """As known now; where nothing of it was known to hold, revision and end as known then."""
     revision: Revision | None
-    """That of the first row; without content (a title only) in detail STATE."""
+    """That of the first row, else of the head; without content (a title only) in detail STATE."""
     relations: tuple[Relation, ...]
     """Relations of the family on the branch that hold then: in detail FULL all, else DEPRECATES and MERGED_INTO."""
     titles: Mapping[str, FamilyTitle]

@@ -246,6 +246,23 @@ UNWIND $heads AS head
 MATCH (v:Revision {head: head, number: 1})
 RETURN v.head, v.position"""
 
+LAST_CHANGE: Final = """\
+UNWIND [$head] AS head
+CALL (head) {
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, opened_position, valid_from)
+    WHERE t.head = head AND t.opened_position <= $known AND t.valid_from IS NOT NULL
+    WITH t ORDER BY t.head DESC, t.opened_position DESC, t.valid_from DESC LIMIT 1
+    RETURN coalesce(collect(t.opened_position)[0], 0) AS opened
+}
+CALL (head) {
+    MATCH (t:TimelineRow) USING INDEX SEEK t:TimelineRow(head, closed_position, valid_from)
+    WHERE t.head = head AND 0 < t.closed_position <= $known AND t.valid_from IS NOT NULL
+    WITH t ORDER BY t.head DESC, t.closed_position DESC, t.valid_from DESC LIMIT 1
+    WITH collect([t.closed_position, t.revision_id])[0] AS last
+    RETURN coalesce(last[0], 0) AS closed, coalesce(last[1], '') AS revision_id
+}
+RETURN CASE WHEN opened > closed THEN opened ELSE closed END, revision_id"""
+
 
 def _titles(rows: str) -> str:
     return f"""\

@@ -6,6 +6,7 @@ That the transaction sees one snapshot is the store's business (see ``fence``); 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -314,6 +315,9 @@ class _Heads:
         if parts:
             self._known_position = parts[0].known_position
         parts = await self._published(parts)
+        for part in parts:
+            if self._known_position is not None and not part.rows:
+                await self._make_bare(part, self._known_position)
         await self._name([end for p in parts for end in assembly.other_ends(p.family_id, p.holding(query))])
         evidence, past = await self._more(parts)
         views = {p.family_id: self._view(p, evidence, past) for p in parts}
@@ -339,6 +343,25 @@ class _Heads:
         found = await self._tx.run(q.FIRST_POSITIONS, heads=bare) if bare else []
         first: dict[str, int] = dict(found)
         return [p for p in parts if assembly.is_published(p.rows, first.get(p.head_key), self._known_position)]
+
+    async def _make_bare(self, part: _Part, known: int) -> None:
+        """Give a head that has no row any more what was known of it then."""
+        project_id = self._query.project_id
+        commit = None
+        at, gone = (await self._tx.run(q.LAST_CHANGE, head=part.head_key, known=known))[0]
+        while at and (commit is None or not assembly.settles(commit)):
+            found = await self._tx.run(q.COMMITS, project_id=project_id, after=at - 1, limit=1)
+            commit = load(Commit, found[0][0])
+            at = (await self._tx.run(q.LAST_CHANGE, head=part.head_key, known=at - 1))[0][0]
+        mutation = None
+        if commit is not None:
+            found = await self._tx.run(q.PROPOSALS_BY_ID, project_id=project_id, ids=[commit.proposal_id])
+            mutation = r.proposal_of(*found[0][:3]).mutation
+        part.head = assembly.bare_head(part.head, gone, commit, mutation)
+        body, content = (await self._tx.run(q.REVISIONS, project_id=project_id, ids=[gone]))[0]
+        part.revision = r.revision_of(body, content)
+        if self._query.detail is Detail.STATE:
+            part.revision = replace(part.revision, content=Content(title=part.revision.content.title))
 
     async def _name(self, families: Iterable[str]) -> None:
         wanted = sorted(set(families) - self._titles.keys())

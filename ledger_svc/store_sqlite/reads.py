@@ -367,6 +367,29 @@ class Reader:
         )
         return max(opened[0] or 0, closed[0] or 0)
 
+    def bare_head(self, project_id: str, head: Head, known: int) -> Head:
+        """Return a head as known at a position where it had rows before, and has none."""
+        at = last = self.last_row_change(head.family_id, head.branch, known)
+        commit = None
+        while at and (commit is None or not assembly.settles(commit)):
+            body = self._one("SELECT body FROM commits WHERE project_id = ? AND position = ?", project_id, at)[0]
+            commit = load(Commit, body)
+            at = self.last_row_change(head.family_id, head.branch, at - 1)
+        proposal = None
+        if commit is not None:
+            ident = commit.proposal_id
+            row = self._one("SELECT body, status, progress FROM proposals WHERE proposal_id = ?", ident)
+            proposal = r.proposal_of(*row)
+        closed = self._one(
+            "SELECT revision_id FROM timeline_rows INDEXED BY timeline_closed "
+            "WHERE family_id = ? AND branch = ? AND closed_position = ? AND closed_position > 0 "
+            "ORDER BY valid_from DESC LIMIT 1",
+            head.family_id,
+            head.branch,
+            last,
+        )
+        return assembly.bare_head(head, closed[0], commit, proposal.mutation if proposal is not None else None)
+
     def _past(self, row: TimelineRow, known: int | None) -> tuple[PastView, ...]:
         """Return the rows before a row, newest first, each with the reason of the revision that took over."""
         closed = "closed_position = 0" if known is None else "recorded_from <= ? AND recorded_to > ?"
@@ -552,6 +575,8 @@ class _Heads:
             first = None if found or self._known is None else self._first_position(wanted[family_id], query.branch)
             if assembly.is_published(found, first, self._position):
                 rows[family_id] = found
+                if self._position is not None and not found:
+                    heads[family_id] = reader.bare_head(query.project_id, heads[family_id], self._position)
         shown = {i: found[0].revision_id if found else heads[i].revision_id for i, found in rows.items()}
         revisions = self._revisions(shown.values())
         relations, flags = self._relations(rows.keys()), self._flags(rows.keys())

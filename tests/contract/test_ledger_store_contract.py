@@ -18,6 +18,7 @@ from ledger_svc.domain.audit import ChainVerifier
 from ledger_svc.domain.decide import EvidenceDraft
 from ledger_svc.domain.errors import DomainError
 from ledger_svc.domain.model import (
+    CancelSchedule,
     Category,
     ChangeSet,
     Content,
@@ -582,3 +583,29 @@ def test_the_port_lists_what_the_domain_refuses() -> None:
     """L1: a refusal is an answer with changes, told apart from a bug."""
     refused = Refused(DomainError(errors.HEAD_MOVED, "moved"), ())
     assert isinstance(refused.error, DomainError)
+
+
+async def test_an_answer_of_when_nothing_held_stays_as_it_was(world: World) -> None:
+    """L8: what was said of a family without a row is said again, whatever was published or ended since."""
+    now = world.clock.now()
+    ended = await world.create("ended", valid_from=now)
+    cancelled = await world.create("cancelled", valid_from=now + timedelta(days=30))
+    first = {family: (await world.head(family)).head.revision_id for family in (ended, cancelled)}
+    await world.publish(Invalidate(ended, now - timedelta(days=1)))
+    await world.publish(CancelSchedule(cancelled, first[cancelled]))
+    known = world.clock.now()
+    valid = now + timedelta(days=60)
+
+    async def said() -> list[tuple[Any, ...]]:
+        views = [await world.head(family, valid_at=valid, known_at=known) for family in (ended, cancelled)]
+        return [(state_of_head(v, valid).state, v.rows, v.head.revision_id, v.revision.content.title) for v in views]
+
+    before = await said()
+    assert before == [
+        (MemoryState.INVALIDATED, (), first[ended], "ended"),
+        (MemoryState.NOT_IN_FORCE, (), first[cancelled], "cancelled"),
+    ]
+    await world.publish(Supersede(ended, Content("again")))
+    await world.publish(Supersede(cancelled, Content("later")))
+    await world.publish(Invalidate(cancelled))
+    assert await said() == before
