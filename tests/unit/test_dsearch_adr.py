@@ -178,3 +178,12 @@ def test_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
     }
     assert {o.attributes["identity_key"] for o in reading.documents} == {"adr/0001", "adr/0005"}
     assert reading.families == 2
+
+
+def test_our_own_decisions_can_be_read():
+    """ADR 1: every file of docs/adr is a record that the importer reads, with a status, and none is a problem."""
+    folder = Path(__file__).parents[2] / "docs" / "adr"
+    reading = adr.read(folder, adr.Dates.DOCUMENT)
+    keys = {item.attributes["identity_key"] for item in reading.documents}
+    assert not reading.problems
+    assert keys == {f"adr/{int(path.name[:4]):04d}" for path in folder.glob("*.md")}
