@@ -50,10 +50,28 @@ def is_published(rows: Sequence[TimelineRow], first_position: int | None, known_
 
 
 def holding(relations: Iterable[Relation], query: HeadsQuery) -> tuple[Relation, ...]:
-    """Return the relations that hold at the query's point, in order of recording."""
+    """Return the relations that hold at the query's point, in order of recording, as they were known then."""
     known = _LAST if query.known_at is None else query.known_at
-    found = [relation for relation in relations if relation.holds(query.valid_at, known)]
+    found = [_relation_as_known(relation, known) for relation in relations if relation.holds(query.valid_at, known)]
     return tuple(sorted(found, key=lambda relation: (relation.position, relation.relation_id)))
+
+
+def _relation_as_known(relation: Relation, known_at: datetime) -> Relation:
+    if relation.retired_recorded_at is None or relation.retired_recorded_at <= known_at:
+        return relation
+    return replace(relation, retired_from=None, retired_recorded_at=None, retired_position=None)
+
+
+def rows_as_known(rows: Iterable[TimelineRow], known_at: datetime | None) -> tuple[TimelineRow, ...]:
+    """Return rows without what the ledger learnt of them after a moment: that they are closed."""
+    if known_at is None:
+        return tuple(rows)
+    return tuple(
+        row
+        if row.recorded_to is None or row.recorded_to <= known_at
+        else replace(row, recorded_to=None, closed_position=None)
+        for row in rows
+    )
 
 
 def flags_at(flags: Iterable[ReviewFlag], known_position: int | None) -> tuple[ReviewFlag, ...]:

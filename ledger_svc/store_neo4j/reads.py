@@ -136,7 +136,10 @@ class Reader:
         found = await self._tx.run(
             q.HISTORY, head=head_key(family_id, branch), before=before_number, known=known, limit=limit
         )
-        return [HistoryStep(r.revision_of(body, content), _rows(rows)) for body, content, rows in found]
+        return [
+            HistoryStep(r.revision_of(body, content), assembly.rows_as_known(_rows(rows), known_at))
+            for body, content, rows in found
+        ]
 
     # --- Evidence ---------------------------------------------------------------------------------------------------
 
@@ -399,7 +402,7 @@ class _Heads:
         return HeadView(
             family=part.family,
             branch=query.branch,
-            rows=part.rows,
+            rows=assembly.rows_as_known(part.rows, query.known_at),
             head=part.head,
             revision=part.revision,
             relations=relations,

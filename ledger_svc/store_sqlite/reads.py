@@ -190,7 +190,8 @@ class Reader:
             revision = r.revision_of(body, content)
             if to_micros(revision.recorded_at) > known:
                 continue
-            steps.append(HistoryStep(revision, self._rows_of(revision.revision_id, known)))
+            rows = assembly.rows_as_known(self._rows_of(revision.revision_id, known), known_at)
+            steps.append(HistoryStep(revision, rows))
             if len(steps) == limit:
                 break
         return steps
@@ -626,7 +627,7 @@ class _Heads:
         return HeadView(
             family=family,
             branch=self._query.branch,
-            rows=rows,
+            rows=assembly.rows_as_known(rows, self._query.known_at),
             head=head,
             revision=revision,
             relations=relations,
