@@ -95,7 +95,7 @@ class Memory:
     """Title and standing, in order of publication."""
     moved: list[int] = field(default_factory=list)
     """Positions that changed its head."""
-    known: list[tuple[int, Table, int | None]] = field(default_factory=list)
+    known: list[tuple[int, Table, int | None, str]] = field(default_factory=list)
     """What was known from when on."""
 
     def adopted_until(self) -> int:
@@ -108,7 +108,7 @@ class Memory:
 
 
 Answer = tuple[str, str, tuple[int, int], list[tuple[str, int, int]], list[str], list[tuple[str, str]], int]
-"""State, revision, validity, scheduled rows, replacements, open flags, position of the last change."""
+"""State, revision (where nothing holds, the head), validity, scheduled rows, replacements, open flags, last change."""
 
 
 @dataclass
@@ -272,7 +272,7 @@ class Oracle:
             memory.ended_from = None
         runs = memory.table.runs()
         memory.head = revision or (runs[-1][0] if runs else memory.head)
-        memory.known.append((at, memory.table.copy(), memory.ended_from))
+        memory.known.append((at, memory.table.copy(), memory.ended_from, memory.head))
         if command.what in REVIEWING:
             for flag in self.flags:
                 if flag.family == memory.ident and flag.cleared == FOREVER:
@@ -312,10 +312,10 @@ class Oracle:
     def answer(self, ident: str, valid: int, known: int) -> Answer | None:
         """What a family answers at a point of both axes; None when nothing of it was known."""
         memory = self.memories[ident]
-        told = [(table, ended) for since, table, ended in memory.known if since <= known]
+        told = [one for one in memory.known if one[0] <= known]
         if not told:
             return None
-        table, ended = told[-1]
+        _, table, ended, head = told[-1]
         position = sum(recorded <= known for recorded in self.recorded)
         runs = table.runs()
         started = [run for run in runs if run[1] <= valid]
@@ -333,7 +333,7 @@ class Oracle:
         at = [*memory.moved, *(p for one in self.flags if one.family == ident for p in (one.raised, one.cleared))]
         return (
             state,
-            current[0] if current else "",
+            current[0] if current else head,
             current[1:] if current else (0, 0),
             later,
             replacing,

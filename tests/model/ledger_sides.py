@@ -195,10 +195,11 @@ class Side:
 def read(view: HeadView, valid: int) -> Answer:
     """A head as the oracle would say it."""
     standing = state_of_head(view, moment(valid))
+    assert view.revision is not None
     row = standing.row
     return (
         standing.state.value,
-        row.revision_id if row else "",
+        view.revision.revision_id,
         (tick_of(row.valid_from), tick_of(row.valid_to)) if row else (0, 0),
         [(r.revision_id, tick_of(r.valid_from), tick_of(r.valid_to)) for r in standing.scheduled if r is not row],
         [replacing.other.family_id for replacing in replaced_by(view)],

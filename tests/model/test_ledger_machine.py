@@ -35,13 +35,15 @@ EXPLORING = settings().max_examples > 100
 
 branch = st.sampled_from(BRANCHES)
 pick = st.integers(0, 5)
-when = st.one_of(st.none(), st.none(), st.integers(-8, 10))
-later = st.integers(1, 10)
+when = st.one_of(st.none(), st.sampled_from([-8, -3, -1, 0, 1, 2, 3, 5, 8, 12]))
+"""A start, from now on."""
+lasting = st.one_of(st.none(), st.none(), st.sampled_from([1, 2, 4, 9, 15, 0]))
+"""A length; nothing is as long as nothing."""
 title = st.sampled_from(["one", "two", "three"])
 standing = st.sampled_from(["ADOPTED", "ADOPTED", "ADOPTED", "RETIRED"])
 ends = st.tuples(pick, pick)
 look = st.tuples(branch, st.integers(-12, 14), st.one_of(st.none(), st.integers(0, 30)))
-timed = st.tuples(pick, when, when, title, standing)
+timed = st.tuples(pick, when, lasting, title, standing)
 change = st.one_of(
     st.tuples(st.sampled_from(["update", "supersede", "supersede"]), timed),
     st.tuples(st.sampled_from(["rollback", "invalidate", "expire", "expire", "cancel", "cancel"]), timed),
@@ -85,6 +87,7 @@ class Histories(RuleBasedStateMachine):
         self.oracle = Oracle(TICKS)
         self.waiting: list[Waiting] = []
         self.answered: list[Answered] = []
+        self.said: dict[tuple[str, int, int | None], list[bytes]] = {}
         self.clock = sides[0].clock
         self.clock.set(moment(NOON))
         for side in sides:
@@ -110,13 +113,14 @@ class Histories(RuleBasedStateMachine):
         for name, scope in [("main", "SEMANTIC"), ("main", "SEMANTIC"), ("main", "EPISODIC"), ("release", "SEMANTIC")]:
             self.publish(Command("create", name, title="one", scope=scope, start=NOON - 5))
 
-    @rule(name=branch, times=st.tuples(when, when), words=st.tuples(title, standing), key=pick, more=pick, look=look)
+    @rule(name=branch, times=st.tuples(when, lasting), words=st.tuples(title, standing), key=pick, more=pick, look=look)
     def create(self, name: str, times: Any, words: Any, key: int, more: int, look: Any) -> None:
         """Publish something new, or a refinement of something."""
         if len(self.oracle.on(name)) < MOST_FAMILIES:
             scope = ("SEMANTIC", "SEMANTIC", "EPISODIC")[more % 3]
-            what, other = ("refine", self.family(key)) if more == 5 else ("create", "")
-            ident = f"adr/{key}" if key < 4 else ""
+            there = self.oracle.on(name)
+            what, other = ("refine", there[key % len(there)]) if more > 3 else ("create", "")
+            ident = f"adr/{key}" if key < 2 else ""
             made = Command(what, name, other=other, title=words[0], standing=words[1], key=ident, scope=scope)
             self.publish(self.timed(made, *times))
         self.look(*look)
@@ -136,15 +140,17 @@ class Histories(RuleBasedStateMachine):
     @rule(pair=ends, start=when, look=look)
     def deprecate(self, pair: Any, start: int | None, look: Any) -> None:
         """Replace one family by another."""
-        old, new = self.family(pair[0]), self.family(pair[1])
+        old = self.family(pair[0])
+        new = self.other(old, pair[1])
         made = Command("deprecate", self.oracle.memories[old].branch, old, new)
         self.publish(self.timed(made, start, None))
         self.look(*look)
 
-    @rule(kind=kinds, pair=ends, times=st.tuples(when, when), look=look)
+    @rule(kind=kinds, pair=ends, times=st.tuples(when, lasting), look=look)
     def link(self, kind: str, pair: Any, times: Any, look: Any) -> None:
         """Assert a relation."""
-        source, target = self.family(pair[0]), self.family(pair[1])
+        source = self.family(pair[0])
+        target = self.other(source, pair[1])
         made = Command("link", self.oracle.memories[source].branch, source, target, kind=kind)
         self.publish(self.timed(made, *times))
         self.look(*look)
@@ -161,7 +167,10 @@ class Histories(RuleBasedStateMachine):
     @rule(asked=st.lists(change, min_size=2, max_size=3), one=pick, look=look)
     def race(self, asked: list[Any], one: int, look: Any) -> None:
         """Prepare several changes on one head and apply them together: at most one of them can win."""
-        commands = [self.command(what, (one, *rest[1:])) for what, rest in asked]
+        # A cancellation that is not free to choose stays with the family.
+        commands = [
+            self.command(what, (one, *rest[1:4], "RETIRED" if what == "cancel" else rest[4])) for what, rest in asked
+        ]
         before = self.waiting
         self.waiting = []
         for made in commands:
@@ -225,23 +234,34 @@ class Histories(RuleBasedStateMachine):
     # --- Checks -------------------------------------------------------------------------------------------------------
 
     def look(self, name: str, valid: int, known: int | None) -> None:
+        """Compare the heads of a branch around now, as known now or some commits ago."""
+        self.compare(name, self.now + valid, None if known is None else self.known(known))
+
+    def compare(self, name: str, valid: int, known: int | None) -> None:
         """Compare the heads of a branch at a point of both axes."""
-        at, told = self.now + valid, None if known is None else self.known(known)
         families = self.oracle.on(name)
         # What is known now is what was known at the end of time.
-        answers = [self.oracle.answer(ident, at, TICKS if told is None else told) for ident in families]
-        first: list[bytes] | None = None
+        answers = [self.oracle.answer(ident, valid, TICKS if known is None else known) for ident in families]
+        asked = (name, valid, known)
         for side in self.sides:
-            views = self.run(side.answers(families, name, at, told))
-            assert [read(view, at) for view in views] == [one for one in answers if one is not None]
-            found = texts(views, at)
-            first = first or found
-            assert found == first
+            views = self.run(side.answers(families, name, valid, known))
+            assert [read(view, valid) for view in views] == [one for one in answers if one is not None]
+            found = texts(views, valid)
+            # Both stores say the same, byte by byte; and of a time that is over, the same for ever.
+            assert found == self.said.setdefault(asked, found)
+        if known is None or known > self.oracle.recorded[-1]:
+            del self.said[asked]
 
     def teardown(self) -> None:
-        """At the end the change feed is dense and says what was done; the audit chain and every record verify."""
-        if not self.sides[0].project or self.oracle.recorded == []:
+        """At the end every earlier answer is given again; the feed is dense; the audit chain and all records verify."""
+        if not self.oracle.recorded:
             return
+        for position, recorded in enumerate(self.oracle.recorded):
+            # A point on each side of each commit, and exactly at it, at moments spread over the world.
+            name, offset = BRANCHES[position % 4 == 3], (7 * position) % 23 - 11
+            self.compare(name, recorded + offset, recorded - position % 2)
+        for asked in list(self.said)[:10]:
+            self.compare(*asked)
         for side in self.sides:
             feed = self.run(side.feed())
             assert [commit.position for commit in feed] == list(range(1, len(self.oracle.recorded) + 1))
@@ -256,31 +276,48 @@ class Histories(RuleBasedStateMachine):
         known = sorted(self.oracle.memories)
         return known[number % len(known)]
 
+    def other(self, family: str, number: int) -> str:
+        """Another family, mostly of the same branch."""
+        known = self.oracle.on(self.oracle.memories[family].branch)
+        return self.family(number) if number == 5 else known[number % len(known)]
+
     def known(self, back: int) -> int:
         """A moment of the ledger's clock: around the record times, exactly at them as well."""
         last = self.oracle.recorded[-1] if self.oracle.recorded else NOON
         return last + 2 - back
 
-    def timed(self, made: Command, start: int | None, stop: int | None) -> Command:
-        """A command with times around now."""
-        base = self.now
-        return replace(made, start=None if start is None else base + start, stop=None if stop is None else base + stop)
+    def timed(self, made: Command, start: int | None, length: int | None) -> Command:
+        """A command with times around now; without a start its length is counted from now on."""
+        begin = None if start is None else self.now + start
+        return replace(made, start=begin, stop=None if length is None else (begin or self.now) + length)
 
     def command(self, what: str, asked: Any) -> Command:
         """A change of one family."""
-        one, start, stop, words, how = asked
-        memory = self.oracle.memories[self.family(one)]
-        made = Command(what, memory.branch, memory.ident)
-        if what in {"rollback", "cancel"}:
-            known = list(memory.revisions)
-            made = replace(made, revision=known[-1 - one % min(3, len(known))])
-        if what in {"update", "supersede"}:
-            made = replace(made, title=words, standing=how)
-        if what == "cancel":
-            return made
-        if what == "expire":
-            start = None
-        return self.timed(made, start, None if what == "invalidate" else stop)
+        one, start, length, words, how = asked
+        memories = self.oracle.memories
+        scheduled = {ident: [run[0] for run in memory.table.runs() if run[1] > self.now]
+                     for ident, memory in memories.items()}  # fmt: skip
+        ident = self.family(one)
+        if what == "cancel" and how == "ADOPTED":
+            # Mostly something that can be cancelled; sometimes anything.
+            able = sorted(name for name, found in scheduled.items() if found)
+            ident = able[one % len(able)] if able else ident
+        memory = memories[ident]
+        made = Command(what, memory.branch, ident)
+        known = list(memory.revisions)
+        match what:
+            case "update" | "supersede":
+                return self.timed(replace(made, title=words, standing=how), start, length)
+            case "rollback":
+                return self.timed(replace(made, revision=known[(length or 0) % len(known)]), start, None)
+            case "cancel":
+                known = scheduled[ident] or known
+                return replace(made, revision=known[(start or 0) % len(known)])
+            case "invalidate":
+                return self.timed(made, start, None)
+            case _:
+                assert what == "expire"
+                return replace(made, stop=None if start is None else self.now + start)
 
     def publish(self, command: Command) -> None:
         """Propose, approve and apply a change."""
