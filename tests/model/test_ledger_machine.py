@@ -102,6 +102,11 @@ class Histories(RuleBasedStateMachine):
         """The tick of the clock."""
         return tick_of(self.clock.now())
 
+    @property
+    def soon(self) -> int:
+        """The tick of the next commit: the clock may be behind the commits."""
+        return self.oracle.moment(self.now)
+
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     @initialize()
@@ -216,13 +221,13 @@ class Histories(RuleBasedStateMachine):
     @rule(by=st.integers(1, 6))
     def pass_time(self, by: int) -> None:
         """Let the clock go on; without this rule it stands still."""
-        if self.now < TICKS // 2:
-            self.clock.set(moment(self.now + by))
+        if self.soon < TICKS // 2:
+            self.clock.set(moment(self.soon + by))
 
     @rule(name=branch, valid=st.integers(-12, 14), known=st.integers(0, 30), wanted=states, size=st.integers(1, 4))
     def list_heads(self, name: str, valid: int, known: int, wanted: frozenset[MemoryState], size: int) -> None:
         """Read all pages of the heads in some states: together they are what the oracle lists, each once."""
-        at, told = self.now + valid, self.known(known)
+        at, told = self.soon + valid, self.known(known)
         answers = {ident: self.oracle.answer(ident, at, told) for ident in self.oracle.on(name)}
         expected = {ident: one for ident, one in answers.items() if one is not None and MemoryState(one[0]) in wanted}
         for side in self.sides:
@@ -235,7 +240,7 @@ class Histories(RuleBasedStateMachine):
 
     def look(self, name: str, valid: int, known: int | None) -> None:
         """Compare the heads of a branch around now, as known now or some commits ago."""
-        self.compare(name, self.now + valid, None if known is None else self.known(known))
+        self.compare(name, self.soon + valid, None if known is None else self.known(known))
 
     def compare(self, name: str, valid: int, known: int | None) -> None:
         """Compare the heads of a branch at a point of both axes."""
@@ -288,14 +293,14 @@ class Histories(RuleBasedStateMachine):
 
     def timed(self, made: Command, start: int | None, length: int | None) -> Command:
         """A command with times around now; without a start its length is counted from now on."""
-        begin = None if start is None else self.now + start
-        return replace(made, start=begin, stop=None if length is None else (begin or self.now) + length)
+        begin = None if start is None else self.soon + start
+        return replace(made, start=begin, stop=None if length is None else (begin or self.soon) + length)
 
     def command(self, what: str, asked: Any) -> Command:
         """A change of one family."""
         one, start, length, words, how = asked
         memories = self.oracle.memories
-        scheduled = {ident: [run[0] for run in memory.table.runs() if run[1] > self.now]
+        scheduled = {ident: [run[0] for run in memory.table.runs() if run[1] > self.soon]
                      for ident, memory in memories.items()}  # fmt: skip
         ident = self.family(one)
         if what == "cancel" and how == "ADOPTED":
@@ -317,7 +322,7 @@ class Histories(RuleBasedStateMachine):
                 return self.timed(made, start, None)
             case _:
                 assert what == "expire"
-                return replace(made, stop=None if start is None else self.now + start)
+                return replace(made, stop=None if start is None else self.soon + start)
 
     def publish(self, command: Command) -> None:
         """Propose, approve and apply a change."""
