@@ -44,6 +44,8 @@ PRINCIPALS: Final[Mapping[str, Principal]] = {
     "admin": _who("ada", Kind.HUMAN, Role.ADMIN),
     "agent": _who("agent-7", Kind.AGENT, Role.PROPOSER, on_behalf_of="eva"),
     "agent-reviewer": _who("agent-8", Kind.AGENT, Role.REVIEWER, on_behalf_of="zoe"),
+    "agent-admin": _who("agent-9", Kind.AGENT, Role.ADMIN, on_behalf_of="zoe"),
+    "agent-root": _who("agent-10", Kind.AGENT, Role.ADMIN, project="*", on_behalf_of="zoe"),
     "importer": _who("ci", Kind.SERVICE, Role.PROPOSER),
     "service": FIRST_PRINCIPALS["indexer"],
     "root": _who("root", Kind.HUMAN, Role.ADMIN, project="*"),

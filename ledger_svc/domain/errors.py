@@ -103,12 +103,13 @@ def request_id_reused(request_id: str, rpc: str) -> DomainError:
     )
 
 
-def permission_denied(project_id: str, role: str, message: str = "") -> DomainError:
-    """The principal lacks a role in the project."""
+def permission_denied(project_id: str, role: str, message: str = "", *, rule: str = "") -> DomainError:
+    """The principal lacks a role in the project; or has it, and a rule says that this is not for its like."""
+    metadata = {"project": names.project(project_id), "role": role}
     return DomainError(
         PERMISSION_DENIED,
         message or f"this needs the role {role} in {names.project(project_id)}",
-        {"project": names.project(project_id), "role": role},
+        {**metadata, "rule": rule} if rule else metadata,
     )
 
 

@@ -21,11 +21,14 @@ from tests.whole_stack import FOREIGN, OWN, PRINCIPALS, Whole, deployment
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-CALLERS: Final = ("nobody", "reader", "proposer", "reviewer", "admin", "agent", "importer", "service", "root")
-"""No credential; HUMANs with one role in the own project; an AGENT and a SERVICE that propose there; a SERVICE and a
-HUMAN who administer all projects."""
+CALLERS: Final = (
+    *("nobody", "reader", "proposer", "reviewer", "admin", "agent", "agent-admin", "importer"),
+    *("service", "root", "agent-root"),
+)
+"""No credential; HUMANs with one role in the own project; an AGENT that proposes and one that administers there; a
+SERVICE that proposes there; a SERVICE, a HUMAN and an AGENT who administer all projects."""
 
-MEMBERS_EVERYWHERE: Final = ("service", "root")
+MEMBERS_EVERYWHERE: Final = ("service", "root", "agent-root")
 
 CODES: Final = {
     "+": "OK",
@@ -36,23 +39,26 @@ CODES: Final = {
     "I": "INVALID_ARGUMENT",
 }
 
-# A column for each caller: nobody, reader, proposer, reviewer, admin, agent, importer, service, root.
-#                  own          foreign      unknown project
-READ: Final = ("U++++++++", "UDDDDDD++", "UDDDDDDNN")
-PROPOSE: Final = ("UD+DD++DD", "UDDDDDDDD", "UDDDDDDDD")
-REVIEW: Final = ("UDD+DDDDD", "UDDDDDDDD", "UDDDDDDDD")
-ADMINISTER: Final = ("UDDD+DD++", "UDDDDDD++", "UDDDDDDNN")
+# A column for each caller, in the order of CALLERS.
+#                  own            foreign        unknown project
+READ: Final = ("U++++++++++", "UDDDDDDD+++", "UDDDDDDDNNN")
+PROPOSE: Final = ("UD+DD+D+DDD", "UDDDDDDDDDD", "UDDDDDDDDDD")
+REVIEW: Final = ("UDD+DDDDDDD", "UDDDDDDDDDD", "UDDDDDDDDDD")
+ADMINISTER: Final = ("UDDD+D+D+++", "UDDDDDDD+++", "UDDDDDDDNNN")
+# An admin who is no agent: the rules of a policy approve.
+MAKE_POLICY: Final = ("UDDD+DDD++D", "UDDDDDDD++D", "UDDDDDDDNNN")
 # The requester (here the proposer) or an admin; the approver (here the reviewer) or an admin.
-WITHDRAW: Final = ("UD+D+DD++", "UDDDDDD++", "UDDDDDDNN")
-REVOKE: Final = ("UDD++DD++", "UDDDDDD++", "UDDDDDDNN")
+WITHDRAW: Final = ("UD+D+D+D+++", "UDDDDDDD+++", "UDDDDDDDNNN")
+REVOKE: Final = ("UDD++D+D+++", "UDDDDDDD+++", "UDDDDDDDNNN")
 # A reviewer, or a program that may propose.
-VERIFY: Final = ("UDD+DD+DD", "UDDDDDDDD", "UDDDDDDDD")
+VERIFY: Final = ("UDD+DDD+DDD", "UDDDDDDDDDD", "UDDDDDDDDDD")
 # Only a SERVICE that administers all projects; the second is about no project.
-OUTBOX: Final = ("UDDDDDD+D", "UDDDDDD+D", "UDDDDDDND")
-OUTBOX_OF_ALL: Final = ("UDDDDDD+D", "UDDDDDD+D", "UDDDDDD+D")
-MAKE_PROJECT: Final = ("UDDDEDDEE", "UDDDDDDEE", "UDDDDDD++")
-IMPORT: Final = ("UDDDEDDEE", "UDDDDDDEE", "UDDDDDDII")
-ANYBODY: Final = ("U++++++++", "U++++++++", "U++++++++")
+OUTBOX: Final = ("UDDDDDDD+DD", "UDDDDDDD+DD", "UDDDDDDDNDD")
+OUTBOX_OF_ALL: Final = ("UDDDDDDD+DD", "UDDDDDDD+DD", "UDDDDDDD+DD")
+MAKE_PROJECT: Final = ("UDDDEDEDEEE", "UDDDDDDDEEE", "UDDDDDDD+++")
+# An admin of all projects who is no agent, whichever project it is: a file brings approvals.
+IMPORT: Final = ("UDDDDDDDEED", "UDDDDDDDEED", "UDDDDDDDIID")
+ANYBODY: Final = ("U++++++++++", "U++++++++++", "U++++++++++")
 
 MATRIX: Final = {
     "LedgerService.GetFamily": READ,
@@ -99,7 +105,7 @@ MATRIX: Final = {
     "AdminService.CreateProject": MAKE_PROJECT,
     "AdminService.GetProject": READ,
     "AdminService.ListProjects": ANYBODY,
-    "AdminService.UpdatePolicy": ADMINISTER,
+    "AdminService.UpdatePolicy": MAKE_POLICY,
     "AdminService.ListAuditEntries": ADMINISTER,
     "AdminService.VerifyAudit": ADMINISTER,
     "AdminService.ExportProject": ADMINISTER,
@@ -201,7 +207,7 @@ async def test_a_foreign_and_an_unknown_project_look_alike(rpc: str, world: Any)
     whole, own, foreign = world
     if MATRIX[rpc] is OUTBOX_OF_ALL:
         pytest.skip("is about no project")
-    for who in ("reader", "proposer", "reviewer", "admin", "agent", "importer"):
+    for who in ("reader", "proposer", "reviewer", "admin", "agent", "agent-admin", "importer"):
         answers = []
         for home, project in ((foreign, FOREIGN), (own, "nowhere")):
             request = rename(await REQUESTS[rpc](whole, home), home.project_id, project)
@@ -237,7 +243,7 @@ async def test_a_grant_is_no_project(rpc: str, who: str, world: Any) -> None:
     """S1: only who administers all projects learns that one does not exist; a role that names it is not enough."""
     whole, own, _ = world
     request = rename(await REQUESTS[rpc](whole, own), OWN, "ghost")
-    if rpc in {"AdminService.CreateProject", "AdminService.ImportProject"} and who == "ghost-admin":
+    if rpc == "AdminService.CreateProject" and who == "ghost-admin":
         pytest.skip("may make it")
     before = whole.stored()
     error = await refusal(call(whole.as_(who), rpc, request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from decisionssearch.ledger.v1 import (
     proposal_service_pb2,
 )
 
+from all_in_one.folder import FIRST_PRINCIPALS
 from service_kit.errors import DomainError, Reason, from_item_error
 from service_kit.ids import new_id
 from service_kit.principals import Kind, Principal, Role, grant
@@ -301,3 +303,70 @@ async def test_nobody_writes_in_anothers_name(world: Any) -> None:
         )
     )
     assert recorded.results[0].observation.name != home.observation
+
+
+def _approving(subject: str) -> admin_service_pb2.Policy:
+    """A policy that lets in what a service of that name proposes."""
+    rule = admin_service_pb2.ApprovalRule(
+        id="mine", issuer="local", subject=subject, mutations=["create"], extractors=["structured/adr"]
+    )
+    return admin_service_pb2.Policy(approval_rules=[rule])
+
+
+async def test_an_agent_does_not_change_a_policy(world: Any) -> None:
+    """L6: an agent with the role admin gives nobody an approval by rule; the attempt is in the audit, with its rule."""
+    whole, home = world
+    named = admin_service_pb2.GetProjectRequest(name=home.project)
+    before = (await whole.as_("admin").admin.GetProject(named)).project.policy
+    request = admin_service_pb2.UpdatePolicyRequest(
+        project=home.project, request_id=new_id(), expected_version=before.version, policy=_approving("agent-9")
+    )
+    error = await refusal(whole.as_("agent-admin").admin.UpdatePolicy(request))
+    assert (error.reason, error.metadata["rule"]) == (Reason.PERMISSION_DENIED, "agent_makes_no_policy")
+    assert "ask a person" in error.message
+    assert (await whole.as_("admin").admin.GetProject(named)).project.policy == before
+    audit = await whole.as_("agent-admin").admin.ListAuditEntries(
+        admin_service_pb2.ListAuditEntriesRequest(project=home.project, page_size=500)
+    )
+    refused = [entry for entry in audit.entries if entry.action == "refuse_update_policy"]
+    assert [entry.principal.subject for entry in refused] == ["agent-9"]
+    assert "agent_makes_no_policy" in refused[0].details
+
+
+async def test_an_agent_makes_a_project_with_the_default_policy_only(world: Any) -> None:
+    """L6: what an agent may not change it may not bring along either; a project as everybody gets it, it may make."""
+    whole, _ = world
+    request = admin_service_pb2.CreateProjectRequest(name="projects/fresh", request_id=new_id())
+    request.policy.CopyFrom(_approving("agent-10"))
+    before = whole.stored()
+    error = await refusal(whole.as_("agent-root").admin.CreateProject(request))
+    assert (error.reason, error.metadata["rule"]) == (Reason.PERMISSION_DENIED, "agent_makes_no_policy")
+    assert whole.stored() == before
+    request.ClearField("policy")
+    made = (await whole.as_("agent-root").admin.CreateProject(request)).project
+    assert not made.policy.approval_rules
+
+
+async def test_only_who_answers_for_the_whole_ledger_imports(world: Any, tmp_path: Path) -> None:
+    """L6: a real export of a project that is not here is refused to the admin of its name and to every agent."""
+    whole, _ = world
+    async with deployment(tmp_path / "other") as other:
+        await other.make_project("ghost")
+        export = admin_service_pb2.ExportProjectRequest(project="projects/ghost")
+        data = b"".join([part.data async for part in other.as_("root").admin.ExportProject(export)])
+    request = admin_service_pb2.ImportProjectRequest(project="projects/ghost", data=data)
+    before = whole.stored()
+    for who, rule in (
+        ("ghost-admin", "import_needs_all_projects"),
+        ("everywhere-reader", "import_needs_all_projects"),
+        ("agent-root", "agent_imports_nothing"),
+    ):
+        error = await refusal(call(whole.as_(who), "AdminService.ImportProject", request))
+        assert (error.reason, error.metadata["rule"]) == (Reason.PERMISSION_DENIED, rule), who
+        assert error.metadata["project"] == "projects/*"
+        assert "ask " in error.message
+    assert whole.stored() == before
+    # As the owner of a first start is: admin of everything.
+    whole.token("owner", FIRST_PRINCIPALS["owner"])
+    answer = (await call(whole.as_("owner"), "AdminService.ImportProject", request))[0]
+    assert answer.project.name == "projects/ghost"

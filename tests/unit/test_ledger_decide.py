@@ -6,9 +6,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from ledger_world import AGENT, ANA, BRUNO, CARLA, World, day, narrowed, raising, rule
+from ledger_world import AGENT, ANA, BRUNO, CARLA, EVERYTHING, IMPORTER, World, day, narrowed, raising, rule
 
 from ledger_svc.domain import decide as d
+from ledger_svc.domain.authority import check_importer
 from ledger_svc.domain.canonical import content_hash
 from ledger_svc.domain.model import (
     Approval,
@@ -744,6 +745,34 @@ def test_projects_and_policies() -> None:
     assert (w.state.policy.version, w.state.project.policy_version) == (2, 2)
     refused = raising(lambda: d.decide_policy(w.state, 1, policy, ANA, w.now))
     assert (refused.reason, refused.metadata["actual"]) == ("STATE_CONFLICT", "2")
+
+
+def test_an_agent_makes_no_policy() -> None:
+    """L6: with every role, an agent neither replaces a policy nor brings its own; a default project it may make."""
+    w = World.new()
+    policy = Policy(0, {})
+    for asked in (
+        lambda: d.decide_policy(w.state, 1, policy, AGENT, w.now),
+        lambda: d.decide_project("fresh", "", policy, AGENT, w.now),
+    ):
+        refused = raising(asked)
+        assert (refused.reason, refused.metadata["rule"]) == ("PERMISSION_DENIED", "agent_makes_no_policy")
+        assert "ask a person" in refused.message
+    assert d.decide_project("fresh", "", None, AGENT, w.now).project is not None
+
+
+def test_an_import_is_for_an_admin_of_everything_who_is_no_agent() -> None:
+    """L6: a file brings approvals: no agent imports one, nor does anybody else without the role in all projects."""
+    check_importer(ANA)
+    check_importer(IMPORTER)
+    for who, by in (
+        (AGENT, "agent_imports_nothing"),
+        (replace(ANA, roles=EVERYTHING - {Role.ADMIN}), "import_needs_all_projects"),
+    ):
+        refused = raising(lambda who=who: check_importer(who))
+        assert (refused.reason, refused.metadata["rule"]) == ("PERMISSION_DENIED", by)
+        assert refused.metadata["project"] == "projects/*"
+        assert "ask " in refused.message
 
 
 def test_a_proposal_made_before_a_stricter_policy_answers_to_it() -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from ledger_svc.domain import names, validate
 from ledger_svc.domain import policy as rules
+from ledger_svc.domain.authority import check_policy_maker
 from ledger_svc.domain.canonical import nfc
 from ledger_svc.domain.decide.finish import finish, no_commit
 from ledger_svc.domain.errors import STATE_CONFLICT, DomainError
@@ -22,8 +23,10 @@ def decide_project(
     """Make a project with the first version of its policy. That its id is free is the store's unique name to keep.
 
     Raises:
-        DomainError: INVALID_FIELD or LIMIT_EXCEEDED.
+        DomainError: INVALID_FIELD or LIMIT_EXCEEDED; PERMISSION_DENIED for an agent that brings a policy of its own.
     """
+    if policy is not None:
+        check_policy_maker(creator, project_id)
     validate.check_project_id(project_id)
     validate.check_length("display_name", display_name, MAX_DISPLAY_NAME)
     first = replace(policy if policy is not None else rules.default_policy(), version=1)
@@ -46,8 +49,10 @@ def decide_policy(state: State, expected_version: int, policy: Policy, admin: Pr
     """Replace the policy by its next version. Open proposals keep their hash and answer to the new rules.
 
     Raises:
-        DomainError: STATE_CONFLICT when another version is in force than the admin has seen, INVALID_FIELD.
+        DomainError: STATE_CONFLICT when another version is in force than the admin has seen, INVALID_FIELD;
+            PERMISSION_DENIED for an agent.
     """
+    check_policy_maker(admin, state.project_id)
     current = state.policy.version
     if expected_version != current:
         raise DomainError(
