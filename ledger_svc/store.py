@@ -58,6 +58,23 @@ class SchemaTooNewError(StoreUnusableError):
     """A newer program wrote it: an old one would write what the new one cannot read."""
 
 
+def refuse_newer(version: int, known: int, where: str) -> None:
+    """Refuse a schema that this program does not know.
+
+    Args:
+        version: What is stored.
+        known: The newest version that the program knows.
+        where: What to call the database in the message.
+
+    Raises:
+        SchemaTooNewError: It is newer.
+    """
+    if version > known:
+        raise SchemaTooNewError(
+            f"{where} has schema version {version}; this program knows {known}: start a newer program"
+        )
+
+
 class StoreUnreachableError(StoreUnusableError):
     """The database server does not answer, or not to this user."""
 

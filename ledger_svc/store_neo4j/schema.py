@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from ledger_svc.domain.model import RelationKind
-from ledger_svc.store import SchemaTooNewError
+from ledger_svc.store import refuse_newer
 
 SCHEMA_VERSION: Final = 1
 
@@ -116,43 +116,66 @@ Run = Callable[[str, Mapping[str, Any]], Awaitable[list[list[Any]]]]
 Migration = Callable[[Run], Awaitable[None]]
 
 MIGRATIONS: Final[Mapping[int, Migration]] = {}
-"""How to get from a version to the next one; a step may be repeated, for a start that dies in the middle of one."""
+"""How to get from a version to the next one. A start that dies goes on with the step that it was in, so a step may be
+repeated; two starts may run the same one at once. A constraint or index that changes is dropped by its step, under
+whatever name: what is missing is made afterwards."""
 
 
 async def prepare(run: Run, ledger_id: str, where: str, await_seconds: int) -> tuple[str, int]:
     """Make or migrate the schema, wait until its indexes are there; return the ledger's id and the schema's version.
 
-    Two processes may do this at the same time: every step may be repeated, and the ledger's node is made once.
+    Two processes may do this at the same time: every step may be repeated, and the ledger's node is made once, last of
+    all. While it is not there, nothing is: a start that died before it is begun anew. The stored version only grows, so
+    an old program that looked before a new one migrated does not take that back; it is refused in the end.
 
     Raises:
         SchemaTooNewError: The database is newer; an old program would write what the new one cannot read.
     """
-    constraints = {row[0] for row in await run("SHOW CONSTRAINTS YIELD name", {})}
-    indexes = {row[0] for row in await run("SHOW INDEXES YIELD name", {})}
-    version = 0
-    if "ledger_key" in constraints:
-        found = await run("MATCH (l:Ledger {key: 'ledger'}) RETURN properties(l)", {})
-        version = int(found[0][0]["schema_version"]) if found else 0
-    if version > SCHEMA_VERSION:
-        raise SchemaTooNewError(
-            f"{where} has schema version {version}; this program knows {SCHEMA_VERSION}: start a newer program"
-        )
-    for step in range(max(version, 1), SCHEMA_VERSION):
-        await MIGRATIONS[step](run)
+    version = await _stored_version(run)
+    refuse_newer(version, SCHEMA_VERSION, where)
     if version < SCHEMA_VERSION:
         await _name_everything(run)
-    for statement in _missing(constraints, indexes):
+    # An empty database has nothing to migrate: it gets the schema as it is now. Asked again before each step: another
+    # start may have done it.
+    while 0 < version < SCHEMA_VERSION:
+        await MIGRATIONS[version](run)
+        await run(_REACHED, {"version": version + 1})
+        version = await _stored_version(run)
+    # Looked at after the steps: they may have dropped some.
+    for statement in _missing(await _names(run, "CONSTRAINTS"), await _names(run, "INDEXES")):
         await run(statement, {})
     await run("CALL db.awaitIndexes($seconds)", {"seconds": await_seconds})
-    made = await run(
-        "MERGE (l:Ledger {key: 'ledger'}) "
-        "ON CREATE SET l.ledger_id = $ledger_id, l.projects = 0 "
-        "SET l.schema_version = $version "
-        "MERGE (o:Ledger {key: 'outbox'}) "
-        "RETURN l.ledger_id, l.schema_version",
-        {"ledger_id": ledger_id, "version": SCHEMA_VERSION},
-    )
-    return str(made[0][0]), int(made[0][1])
+    made = await run(_MAKE, {"ledger_id": ledger_id, "version": SCHEMA_VERSION})
+    ledger, version = str(made[0][0]), int(made[0][1])
+    refuse_newer(version, SCHEMA_VERSION, where)
+    return ledger, version
+
+
+async def _names(run: Run, what: str) -> set[str]:
+    return {str(row[0]) for row in await run(f"SHOW {what} YIELD name", {})}
+
+
+async def _stored_version(run: Run) -> int:
+    """Return the version that is stored, 0 in an empty database."""
+    # Not asked for by its label before there is one: the server would warn of a name that it has never seen.
+    if "ledger_key" not in await _names(run, "CONSTRAINTS"):
+        return 0
+    found = await run("MATCH (l:Ledger {key: 'ledger'}) RETURN properties(l)", {})
+    return int(found[0][0]["schema_version"]) if found else 0
+
+
+_REACHED: Final = (
+    "MATCH (l:Ledger {key: 'ledger'}) "
+    "SET l.schema_version = CASE WHEN l.schema_version < $version THEN $version ELSE l.schema_version END "
+    "RETURN l.schema_version"
+)
+
+_MAKE: Final = (
+    "MERGE (l:Ledger {key: 'ledger'}) "
+    "ON CREATE SET l.ledger_id = $ledger_id, l.projects = 0, l.schema_version = $version "
+    "MERGE (o:Ledger {key: 'outbox'}) "
+    "RETURN l.ledger_id, l.schema_version"
+)
 
 
 async def _name_everything(run: Run) -> None:

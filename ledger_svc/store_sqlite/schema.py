@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final
 
+from ledger_svc.domain.model import OPEN_STATUSES, ProposalStatus
 from ledger_svc.instants import FOREVER
-from ledger_svc.store import SchemaTooNewError
 
 SCHEMA_VERSION: Final = 1
 
@@ -317,11 +317,13 @@ _MUTABLE: Final[dict[str, tuple[str, ...]]] = {
 }
 """Columns that may change; every other column of every other table is written once."""
 
+_OPEN: Final = ", ".join(f"'{status.value}'" for status in ProposalStatus if status in OPEN_STATUSES)
+
 _WRITTEN_ONCE: Final[dict[str, str]] = {
     "timeline_rows": "OLD.closed_position <> 0",
     "relations": "OLD.retired_position <> 0",
     "review_flags": "OLD.cleared_position <> 0",
-    "proposals": "OLD.status NOT IN ('PENDING', 'APPROVED')",
+    "proposals": f"OLD.status NOT IN ({_OPEN})",
     "projects": (
         "NEW.position < OLD.position OR NEW.audit_sequence < OLD.audit_sequence OR NEW.importing > OLD.importing"
     ),
@@ -361,18 +363,6 @@ def migrate(connection: sqlite3.Connection, version: int) -> int:
                 connection.execute("ROLLBACK")
             raise
     return version
-
-
-def refuse_newer(version: int, where: str) -> None:
-    """Refuse a schema that this program does not know.
-
-    Raises:
-        SchemaTooNewError: It is newer; an old program would write what the new one cannot read.
-    """
-    if version > SCHEMA_VERSION:
-        raise SchemaTooNewError(
-            f"{where} has schema version {version}; this program knows {SCHEMA_VERSION}: start a newer program"
-        )
 
 
 def _statements() -> list[str]:

@@ -28,6 +28,7 @@ from ledger_svc.group import Decision, Outcome
 from ledger_svc.moving import RecordSink
 from ledger_svc.news import News
 from ledger_svc.outbox import EventRef, EventView, OutboxStats
+from ledger_svc.store import refuse_newer
 from ledger_svc.store_sqlite import moving, schema
 from ledger_svc.store_sqlite.audit_scan import scan
 from ledger_svc.store_sqlite.connection import MEMORY, FileLock, connect
@@ -420,7 +421,7 @@ def _prepare(database: str) -> tuple[sqlite3.Connection, StoreInfo]:
             schema.create(connection, new_id())
             connection.execute("COMMIT")
             version = schema.SCHEMA_VERSION
-        schema.refuse_newer(version, database)
+        refuse_newer(version, schema.SCHEMA_VERSION, database)
         version = schema.migrate(connection, version)
         ledger_id = connection.execute("SELECT value FROM meta WHERE key = 'ledger_id'").fetchone()[0]
     except BaseException:

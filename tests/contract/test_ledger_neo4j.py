@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import itertools
+import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from neo4j.exceptions import ServiceUnavailable
@@ -188,6 +190,129 @@ async def test_several_processes_may_open_an_empty_database_at_once() -> None:
     finally:
         for store in stores:
             await store.close()
+
+
+_STORED: Final = "MATCH (l:Ledger {key: 'ledger'}) RETURN l.schema_version"
+
+
+async def _reopen() -> int:
+    store = await Neo4jLedgerStore.open(neo4j_fixture.connection())
+    await store.close()
+    return store.info.schema_version
+
+
+async def test_migrations_run_in_order_each_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: a database of an older version goes through every step between; an index that a step drops is made anew."""
+    await world.create("kept", key="adr/1")
+    ran: list[int] = []
+
+    async def first(run: schema.Run) -> None:
+        ran.append(1)
+        await run("DROP INDEX family_page", {})
+
+    async def second(run: schema.Run) -> None:
+        ran.append(2)
+        assert await run(_STORED, {}) == [[2]]
+
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(schema, "MIGRATIONS", {1: first, 2: second})
+    assert [await _reopen(), await _reopen()] == [3, 3]
+    assert ran == [1, 2]
+    assert "family_page" in {
+        row[0] for row in neo4j_fixture.run("SHOW INDEXES YIELD name, state WHERE state = 'ONLINE'")
+    }
+    found = await world.store.family_by_key("p1", "adr/1")
+    assert found is not None
+
+
+async def test_an_empty_database_is_not_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: the first start makes the newest schema; steps are for what an older program has written."""
+    neo4j_fixture.wipe()
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(schema, "MIGRATIONS", {})
+    assert await _reopen() == 3
+
+
+async def test_a_migration_that_dies_is_gone_on_with(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6, L1: steps before the one that fails stay done; the next start goes on with that one."""
+    ran: list[int] = []
+
+    async def step(number: int, run: schema.Run) -> None:
+        del run
+        ran.append(number)
+        if ran == [1, 2]:
+            raise OSError("the server went away")
+
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(schema, "MIGRATIONS", {n: functools.partial(step, n) for n in (1, 2)})
+    with pytest.raises(OSError, match="went away"):
+        await _reopen()
+    assert neo4j_fixture.run(_STORED) == [[2]]
+    assert await _reopen() == 3
+    assert ran == [1, 2, 2]
+
+
+async def test_an_old_program_does_not_take_a_newer_version_back(world: World) -> None:
+    """S6: an old program that looked before a new one migrated is refused in the end, and leaves the version alone."""
+    found = database.Database(neo4j_fixture.connection())
+
+    async def overtaken(query: str, parameters: Mapping[str, Any]) -> list[list[Any]]:
+        if "awaitIndexes" in query:
+            neo4j_fixture.run("MATCH (l:Ledger {key: 'ledger'}) SET l.schema_version = $v", v=SCHEMA_VERSION + 1)
+        return await found.run_alone(query, parameters)
+
+    try:
+        with pytest.raises(SchemaTooNewError, match="start a newer program"):
+            await schema.prepare(overtaken, "an id", "here", 60)
+    finally:
+        await found.close()
+    assert neo4j_fixture.run(_STORED) == [[SCHEMA_VERSION + 1]]
+
+
+async def test_a_start_that_dies_anywhere_is_begun_anew() -> None:
+    """L1: a start that dies at any of its statements leaves nothing that the next one cannot finish."""
+    found = database.Database(neo4j_fixture.connection())
+
+    async def prepare(most: float) -> int:
+        """Prepare with so many statements; return how many it took."""
+        done = 0
+
+        async def run(query: str, parameters: Mapping[str, Any]) -> list[list[Any]]:
+            nonlocal done
+            if done >= most:
+                raise OSError("killed")
+            done += 1
+            return await found.run_alone(query, parameters)
+
+        await schema.prepare(run, f"id after {most}", "here", 60)
+        return done
+
+    try:
+        neo4j_fixture.wipe()
+        await prepare(math.inf)
+        missing = ("ledger_key", "head_page")
+        for most in itertools.count():
+            neo4j_fixture.wipe()
+            neo4j_fixture.run(f"DROP CONSTRAINT {missing[0]} IF EXISTS")
+            neo4j_fixture.run(f"DROP INDEX {missing[1]} IF EXISTS")
+            try:
+                await prepare(most)
+            except OSError:
+                await prepare(math.inf)
+            else:
+                break
+            assert neo4j_fixture.run(_STORED) == [[SCHEMA_VERSION]]
+            assert neo4j_fixture.run("MATCH (l:Ledger) RETURN count(l)") == [[2]]
+            names = {row[0] for row in neo4j_fixture.run("SHOW INDEXES YIELD name, state WHERE state = 'ONLINE'")}
+            assert names >= {*schema.UNIQUE, *schema.INDEXES}
+        assert most > len(missing)
+    finally:
+        await found.close()
+
+
+def test_every_step_has_its_migration() -> None:
+    """S6: from each older version a step leads on, so no database that was ever written is left behind."""
+    assert set(schema.MIGRATIONS) == set(range(1, SCHEMA_VERSION))
 
 
 async def test_a_server_that_is_not_there_is_named_with_what_to_check() -> None:
