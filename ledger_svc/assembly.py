@@ -6,7 +6,7 @@ A store finds records; which of them count at a point of the two axes, and how t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -27,7 +27,16 @@ from ledger_svc.domain.model import (
     TimelineRow,
 )
 from ledger_svc.instants import FOREVER, from_micros, to_micros
-from ledger_svc.views import Detail, HeadsQuery, PastView, ProjectedRevision, ProjectionKey, ProjectionView
+from ledger_svc.views import (
+    Detail,
+    HeadsPageQuery,
+    HeadsQuery,
+    HeadView,
+    PastView,
+    ProjectedRevision,
+    ProjectionKey,
+    ProjectionView,
+)
 
 REPLACING: Final = frozenset({RelationKind.DEPRECATES, RelationKind.MERGED_INTO})
 """Relations that say what takes the place of a family; heads carry them in every detail."""
@@ -49,11 +58,16 @@ def is_published(rows: Sequence[TimelineRow], first_position: int | None, known_
     return first_position is not None and first_position <= known_position
 
 
+def in_order(relations: Iterable[Relation]) -> list[Relation]:
+    """Return relations in order of recording: the order of every list of them, and of its pages."""
+    return sorted(relations, key=lambda relation: (relation.position, relation.relation_id))
+
+
 def holding(relations: Iterable[Relation], query: HeadsQuery) -> tuple[Relation, ...]:
     """Return the relations that hold at the query's point, in order of recording, as they were known then."""
     known = _LAST if query.known_at is None else query.known_at
     found = [_relation_as_known(relation, known) for relation in relations if relation.holds(query.valid_at, known)]
-    return tuple(sorted(found, key=lambda relation: (relation.position, relation.relation_id)))
+    return tuple(in_order(found))
 
 
 def _relation_as_known(relation: Relation, known_at: datetime) -> Relation:
@@ -151,6 +165,36 @@ def replacement_of(family_id: str, relation: Relation) -> str | None:
     if relation.kind is RelationKind.MERGED_INTO and relation.source_id == family_id:
         return relation.target_id
     return None
+
+
+def replacements_of(views: Iterable[HeadView]) -> Iterator[str]:
+    """Yield the families that take the place of those shown."""
+    for view in views:
+        for relation in view.relations:
+            other = replacement_of(view.family.family_id, relation)
+            if other is not None:
+                yield other
+
+
+def asked_for(families: Iterable[Family], query: HeadsPageQuery) -> list[Family]:
+    """Return the families of a page whose heads were asked for; a page may show fewer than it looked at."""
+    return [
+        family
+        for family in families
+        if (not query.scopes or family.scope in query.scopes)
+        and (not query.categories or family.category in query.categories)
+    ]
+
+
+def page_of(
+    looked_at: Sequence[Family], found: Iterable[HeadView], query: HeadsPageQuery
+) -> tuple[list[HeadView], str]:
+    """Return the heads that a page shows, and where the next one starts: after the last family looked at.
+
+    That is empty at the end of the list: fewer were there than could be looked at.
+    """
+    heads = [view for view in found if view.flags or not query.flagged_only]
+    return heads, looked_at[-1].family_id if len(looked_at) == query.limit else ""
 
 
 def projection_of(

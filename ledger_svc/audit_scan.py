@@ -175,8 +175,8 @@ def check_keys(stored: Mapping[str, str], bodies: Iterable[str], verifier: Chain
             continue
         problems += [
             verifier.damaged(RecordKind.FAMILY, family.family_id, f"{key} leads elsewhere")
-            for key in dict.fromkeys((family.identity_key, *family.aliases))
-            if key and left.pop(key, "") != family.family_id
+            for key in family.keys
+            if left.pop(key, "") != family.family_id
         ]
     problems += [
         verifier.damaged(RecordKind.FAMILY, family_id, f"the key {key} is not one of its own")

@@ -1,4 +1,4 @@
-"""The outbox's words and its two rules: how long a failed event rests, and when it is given up."""
+"""The outbox's words and its rules: how long a failed event rests, when it is given up, what counts as handled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 MOST_ATTEMPTS: Final = 8
+SPENT: Final = "the lease ran out on the last attempt"
+"""The last error of an event whose worker died on the last attempt that it had."""
 _FIRST_BACKOFF: Final = timedelta(seconds=1)
 _LONGEST_BACKOFF: Final = timedelta(minutes=5)
 
@@ -49,6 +51,16 @@ class OutboxStats:
     newest_id: int
     handled_position: int
     head_position: int
+
+
+def handled_position(first_left: int | None, head: int) -> int:
+    """Return the position up to which everything was handled.
+
+    Args:
+        first_left: The lowest position that has an event left, given up or not; None when there is none.
+        head: The position of the project.
+    """
+    return head if first_left is None else first_left - 1
 
 
 def backoff(

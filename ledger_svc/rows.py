@@ -25,10 +25,12 @@ from ledger_svc.domain.model import (
     Revision,
     RowEnd,
     Standing,
+    StoredReply,
     TimelineRow,
     Verification,
 )
 from ledger_svc.instants import end_from_micros, end_to_micros, from_micros, to_micros
+from ledger_svc.outbox import EventView
 from ledger_svc.records import dump_plain, from_plain, load, to_plain
 
 Row = tuple[Any, ...]
@@ -326,6 +328,31 @@ def approval_of(body: str, progress: str) -> Approval:
     plain = json.loads(body)
     plain.update(json.loads(progress))
     return from_plain(Approval, plain)
+
+
+# --- Kept answers, events ---------------------------------------------------------------------------------------------
+
+
+def reply_of(project_id: str, row: Row) -> StoredReply:
+    """Return a kept answer from caller, rpc, request_id, request_hash, reply, recorded_at."""
+    caller, rpc, request_id, request_hash, reply, recorded_at = row
+    return StoredReply(project_id, caller, request_id, rpc, request_hash, bytes(reply), from_micros(recorded_at))
+
+
+def event_of(row: Row) -> EventView:
+    """Return an event from id, project, position, family, branch, recorded_at, attempts, fencing, lease, last error."""
+    return EventView(
+        id=row[0],
+        project_id=row[1],
+        position=row[2],
+        family_id=row[3],
+        branch=row[4],
+        recorded_at=from_micros(row[5]),
+        attempts=row[6],
+        fencing_token=row[7],
+        lease_expires_at=from_micros(row[8]) if row[8] else None,
+        last_error=row[9],
+    )
 
 
 def _take(plain: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

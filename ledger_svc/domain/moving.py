@@ -275,8 +275,8 @@ class ImportCheck:
         if family.family_id in self._families:
             return "is there twice"
         self._families[family.family_id] = family.created_position
-        for key in dict.fromkeys((family.identity_key, *family.aliases)):
-            if key and self._add(self._keys, key):
+        for key in family.keys:
+            if self._add(self._keys, key):
                 return f"has the identity key {key} of another family"
         return ""
 

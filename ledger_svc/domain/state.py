@@ -228,7 +228,7 @@ def apply_to_state(state: State, change: ChangeSet) -> State:
     families, owners = dict(state.families), dict(state.owners)
     for family in change.families:
         families[family.family_id] = family
-        owners.update(dict.fromkeys(filter(None, (family.identity_key, *family.aliases)), family.family_id))
+        owners.update(dict.fromkeys(family.keys, family.family_id))
     return State(
         project=change.project or state.project,
         policy=change.policy or state.policy,

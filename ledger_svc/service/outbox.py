@@ -70,18 +70,20 @@ class OutboxService:
     async def ack(self, caller: Caller, refs: Sequence[EventRef]) -> list[int]:
         """Mark events as done; return those whose lease was lost."""
         self._enter(caller)
-        return await self._ledger.store.ack_events(refs, self._ledger.now())
+        return await self._ledger.store.ack_events(_once(refs), self._ledger.now())
 
     async def fail(self, caller: Caller, failures: Sequence[tuple[EventRef, str]]) -> tuple[list[int], list[int]]:
         """Give events back; return those that are dead now, and those whose lease was lost."""
         self._enter(caller)
-        return await self._ledger.store.fail_events(failures, self._ledger.now(), self._due_again)
+        # Named twice, an event fails once, for the reason given last.
+        last = tuple(dict(failures).items())
+        return await self._ledger.store.fail_events(last, self._ledger.now(), self._due_again)
 
     async def renew(self, caller: Caller, refs: Sequence[EventRef], lease: timedelta) -> list[int]:
         """Keep leases; return the events whose lease was lost."""
         self._enter(caller)
         now = self._ledger.now()
-        return await self._ledger.store.renew_leases(refs, now, now + lease)
+        return await self._ledger.store.renew_leases(_once(refs), now, now + lease)
 
     async def stats(self, caller: Caller, project_id: str) -> tuple[OutboxStats, timedelta]:
         """Say how far behind the consumer is, and the age of the oldest pending event."""
@@ -106,3 +108,8 @@ class OutboxService:
         if project_id:
             await self._ledger.enter(caller, project_id)
         return await self._ledger.store.redrive(ids, project_id, self._ledger.now())
+
+
+def _once(refs: Sequence[EventRef]) -> Sequence[EventRef]:
+    """Return each event once: naming one twice says nothing more, and stores need not agree on what it would."""
+    return tuple(dict.fromkeys(refs))

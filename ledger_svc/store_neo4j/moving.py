@@ -34,7 +34,6 @@ from ledger_svc.domain.moving import (
     is_done,
     signal_key,
 )
-from ledger_svc.instants import from_micros
 from ledger_svc.moving import RecordSink, changes_of, fill_events
 from ledger_svc.records import dump, load
 from ledger_svc.state import Change
@@ -126,10 +125,8 @@ class _Source:
             yield _each_of(self._reply), page
 
     def _reply(self, row: list[Any]) -> StoredReply:
-        caller, request_id, rpc, request_hash, reply, recorded_at = row
-        return StoredReply(
-            self._project_id, caller, request_id, rpc, request_hash, bytes(reply), from_micros(recorded_at)
-        )
+        caller, request_id, rpc, *rest = row
+        return r.reply_of(self._project_id, (caller, rpc, request_id, *rest))
 
 
 def _each_of(read: Callable[[list[Any]], MovingRecord]) -> Callable[[list[list[Any]]], Iterable[MovingRecord]]:

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from ledger_svc.instants import from_micros, to_micros
-from ledger_svc.outbox import EventRef, EventView, OutboxStats
+from ledger_svc.outbox import EventRef, EventView, OutboxStats, handled_position
+from ledger_svc.rows import event_of
 from ledger_svc.store_neo4j import queries as q
 from ledger_svc.store_neo4j.database import Transaction
 from ledger_svc.store_neo4j.fence import Statements
@@ -34,7 +35,7 @@ class Outbox:
         moment = to_micros(now)
         await self._tx.run(q.BURY_SPENT, now=moment, most=most_attempts)
         found = await self._tx.run(q.CLAIM, now=moment, until=to_micros(leased_until), worker=worker, limit=limit)
-        return [_view(row[0]) for row in found]
+        return [event_of(tuple(row[0])) for row in found]
 
     async def ack(self, refs: Sequence[EventRef], now: datetime) -> list[int]:
         """Forget events that are done; return those whose lease was lost."""
@@ -122,7 +123,7 @@ class OutboxReader:
             dead=dead,
             oldest=None if oldest is None else from_micros(oldest),
             newest_id=newest or 0,
-            handled_position=head if first is None else int(first) - 1,
+            handled_position=handled_position(first, head),
             head_position=head,
         )
 
@@ -143,7 +144,7 @@ class OutboxReader:
             after=after,
             limit=limit,
         )
-        return [_view(row[0]) for row in found]
+        return [event_of(tuple(row[0])) for row in found]
 
 
 def _pairs(refs: Sequence[EventRef]) -> list[list[int]]:
@@ -153,18 +154,3 @@ def _pairs(refs: Sequence[EventRef]) -> list[list[int]]:
 def _lost(refs: Sequence[EventRef], done: Sequence[Sequence[Any]]) -> list[int]:
     kept = {row[0] for row in done}
     return [ref.id for ref in refs if ref.id not in kept]
-
-
-def _view(row: Sequence[Any]) -> EventView:
-    return EventView(
-        id=row[0],
-        project_id=row[1],
-        position=row[2],
-        family_id=row[3],
-        branch=row[4],
-        recorded_at=from_micros(row[5]),
-        attempts=row[6],
-        fencing_token=row[7],
-        lease_expires_at=from_micros(row[8]) if row[8] else None,
-        last_error=row[9],
-    )

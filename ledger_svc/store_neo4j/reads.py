@@ -181,16 +181,8 @@ class Reader:
             limit=query.limit,
         )
         families = [r.family_of(row[0]) for row in found]
-        await gather.add(
-            [
-                family.family_id
-                for family in families
-                if (not query.scopes or family.scope in query.scopes)
-                and (not query.categories or family.category in query.categories)
-            ]
-        )
-        heads = [h for h in gather.found.values() if h.flags or not query.flagged_only]
-        last = families[-1].family_id if len(found) == query.limit else ""
+        await gather.add(family.family_id for family in assembly.asked_for(families, query))
+        heads, last = assembly.page_of(families, gather.found.values(), query)
         return heads, last, await self.position(query.project_id) or 0
 
     # --- Relations --------------------------------------------------------------------------------------------------
@@ -202,7 +194,7 @@ class Reader:
         found = await self._tx.run(
             q.RELATIONS_OF, families=list(family_ids), branch=branch, kinds=sorted(k.value for k in kinds)
         )
-        return _in_order(r.relation_of(tuple(row[0])) for row in found)
+        return assembly.in_order(r.relation_of(tuple(row[0])) for row in found)
 
     async def relation(self, project_id: str, relation_id: str) -> Relation | None:
         """Return one relation."""
@@ -225,7 +217,7 @@ class Reader:
             ):
                 relation = r.relation_of(tuple(row[0]))
                 found[relation.relation_id] = relation
-        return _in_order(found.values())[: query.limit]
+        return assembly.in_order(found.values())[: query.limit]
 
     # --- Changes, projections ---------------------------------------------------------------------------------------
 
@@ -331,13 +323,7 @@ class _Heads:
         """Read the heads of all families that replace those found, and so on, step by step."""
         queue = list(self.found.values())
         while queue:
-            others = [
-                other
-                for view in queue
-                for relation in view.relations
-                if (other := assembly.replacement_of(view.family.family_id, relation)) is not None
-            ]
-            queue = await self.add(others)
+            queue = await self.add(assembly.replacements_of(queue))
 
     async def _published(self, parts: list[_Part]) -> list[_Part]:
         if self._known_position is None:
@@ -475,7 +461,3 @@ def _project_view(row: Sequence[Any]) -> ProjectView:
 
 def _rows(found: Iterable[Sequence[Any]]) -> tuple[TimelineRow, ...]:
     return tuple(r.timeline_row_of(tuple(row)) for row in found)
-
-
-def _in_order(relations: Iterable[Relation]) -> list[Relation]:
-    return sorted(relations, key=lambda relation: (relation.position, relation.relation_id))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ledger_svc import rows as r
-from ledger_svc.domain.model import Admission, AuditEntry, Commit, Observation, Policy, Signal, StoredReply
+from ledger_svc.domain.model import Admission, AuditEntry, Commit, Observation, Policy, Signal
 from ledger_svc.domain.moving import (
     ImportMarker,
     ImportProgress,
@@ -17,7 +17,6 @@ from ledger_svc.domain.moving import (
     is_done,
     signal_key,
 )
-from ledger_svc.instants import from_micros
 from ledger_svc.moving import RecordSink, changes_of, fill_events
 from ledger_svc.records import dump, load
 from ledger_svc.store_sqlite.writes import Persister
@@ -56,7 +55,7 @@ _OBSERVATIONS: Final = (
 _ADMISSIONS: Final = "SELECT body FROM admissions WHERE observation_id = ? ORDER BY number"
 _SIGNALS: Final = "SELECT body FROM signals WHERE family_id = ? ORDER BY seq"
 _REPLIES: Final = (
-    "SELECT caller, request_id, rpc, request_hash, reply, recorded_at FROM replies WHERE project_id = ? "
+    "SELECT caller, rpc, request_id, request_hash, reply, recorded_at FROM replies WHERE project_id = ? "
     "ORDER BY caller, rpc, request_id"
 )
 
@@ -94,10 +93,7 @@ class _Source:
             yield from (load(Admission, row[0]) for row in self._rows(_ADMISSIONS, ident))
         for family_id, _ in self._rows(_FAMILIES):
             yield from sorted((load(Signal, row[0]) for row in self._rows(_SIGNALS, family_id)), key=signal_key)
-        for caller, request_id, rpc, request_hash, reply, recorded_at in self._rows(_REPLIES):
-            yield StoredReply(
-                self._project_id, caller, request_id, rpc, request_hash, bytes(reply), from_micros(recorded_at)
-            )
+        yield from (r.reply_of(self._project_id, row) for row in self._rows(_REPLIES))
 
 
 def export(connection: sqlite3.Connection, project_id: str, sink: RecordSink) -> bool:

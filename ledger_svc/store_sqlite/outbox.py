@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from ledger_svc.instants import from_micros, to_micros
-from ledger_svc.outbox import EventRef, EventView, OutboxStats
+from ledger_svc.outbox import SPENT, EventRef, EventView, OutboxStats, handled_position
+from ledger_svc.rows import event_of
 
 _COLUMNS: Final = (
     "id, project_id, position, family_id, branch, recorded_at, attempts, fencing, leased_until, last_error"
@@ -45,14 +46,14 @@ class Outbox:
             "fencing = fencing + 1 WHERE id = ?",
             [(until, until, worker, row[0]) for row in found],
         )
-        return [_view((*row[:6], row[6] + 1, row[7] + 1, until, row[9])) for row in found]
+        return [event_of((*row[:6], row[6] + 1, row[7] + 1, until, row[9])) for row in found]
 
     def _bury_spent(self, now: int, most_attempts: int) -> None:
         """Give up events whose worker died on the last attempt that they had."""
         self._db.execute(
-            "UPDATE outbox SET dead = 1, leased_until = 0, last_error = 'the lease ran out on the last attempt' "
+            "UPDATE outbox SET dead = 1, leased_until = 0, last_error = ? "
             "WHERE leased_until > 0 AND leased_until <= ? AND attempts >= ? AND dead = 0",
-            (now, most_attempts),
+            (SPENT, now, most_attempts),
         )
 
     def _held(self, ref: EventRef, now: int) -> Any:
@@ -167,7 +168,8 @@ class OutboxReader:
         if project_id:
             row = one("SELECT position FROM projects WHERE project_id = ?", (project_id,)).fetchone()
             head = int(row[0]) if row else 0
-            handled = self.handled_position(project_id, head)
+            first = one("SELECT min(position) FROM outbox WHERE project_id = ?", (project_id,)).fetchone()
+            handled = handled_position(first[0], head)
         return OutboxStats(
             pending=pending,
             leased=leased,
@@ -177,11 +179,6 @@ class OutboxReader:
             handled_position=handled,
             head_position=head,
         )
-
-    def handled_position(self, project_id: str, head: int) -> int:
-        """Return the last position up to which no event is left."""
-        row = self._db.execute("SELECT min(position) FROM outbox WHERE project_id = ?", (project_id,)).fetchone()
-        return head if row[0] is None else int(row[0]) - 1
 
     def anything_due(self, now: datetime) -> bool:
         """Return whether an event is due, whoever may have it."""
@@ -207,19 +204,4 @@ class OutboxReader:
             f"SELECT {_COLUMNS} FROM outbox INDEXED BY {index} WHERE dead = 1 {where} AND id > ? ORDER BY id LIMIT ?",
             (*values, after, limit),
         ).fetchall()
-        return [_view(row) for row in found]
-
-
-def _view(row: tuple[Any, ...]) -> EventView:
-    return EventView(
-        id=row[0],
-        project_id=row[1],
-        position=row[2],
-        family_id=row[3],
-        branch=row[4],
-        recorded_at=from_micros(row[5]),
-        attempts=row[6],
-        fencing_token=row[7],
-        lease_expires_at=from_micros(row[8]) if row[8] else None,
-        last_error=row[9],
-    )
+        return [event_of(row) for row in found]

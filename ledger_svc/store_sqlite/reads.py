@@ -290,18 +290,8 @@ class Reader:
             query.limit,
         )
         families = [r.family_of(row[0]) for row in found]
-        last = families[-1].family_id if families else ""
-        gather.add(
-            [
-                family
-                for family in families
-                if (not query.scopes or family.scope in query.scopes)
-                and (not query.categories or family.category in query.categories)
-            ]
-        )
-        heads = [h for h in gather.found.values() if h.flags or not query.flagged_only]
-        at_end = len(found) < query.limit
-        return heads, "" if at_end else last, self.position(query.project_id) or 0
+        gather.add(assembly.asked_for(families, query))
+        return *assembly.page_of(families, gather.found.values(), query), self.position(query.project_id) or 0
 
     def known_position(self, project_id: str, known_at: datetime) -> int:
         """Return the newest position that was recorded by a moment."""
@@ -437,7 +427,7 @@ class Reader:
             ):
                 found[row[4]] = row[:4]
         made = [r.relation_of(row) for row in found.values()]
-        return sorted(made, key=lambda relation: (relation.position, relation.relation_id))
+        return assembly.in_order(made)
 
     def relation(self, project_id: str, relation_id: str) -> Relation | None:
         """Return one relation."""
@@ -475,8 +465,7 @@ class Reader:
             ):
                 relation = r.relation_of(row)
                 found[relation.relation_id] = relation
-        made = sorted(found.values(), key=lambda relation: (relation.position, relation.relation_id))
-        return made[: query.limit]
+        return assembly.in_order(found.values())[: query.limit]
 
     # --- Changes, projections ---------------------------------------------------------------------------------------
 
@@ -603,12 +592,7 @@ class _Heads:
         looked_at: set[str] = set()
         while found := [view for family_id, view in self.found.items() if family_id not in looked_at]:
             looked_at.update(view.family.family_id for view in found)
-            others = {
-                other
-                for view in found
-                for relation in view.relations
-                if (other := assembly.replacement_of(view.family.family_id, relation)) is not None
-            }
+            others = set(assembly.replacements_of(found))
             self.add(reader._families_of(self._query.project_id, sorted(others - looked_at)).values())  # noqa: SLF001
 
     def _view(

@@ -22,7 +22,7 @@ from ledger_svc.domain.model import (
     StoredReply,
 )
 from ledger_svc.domain.state import State
-from ledger_svc.instants import FOREVER, from_micros, to_micros
+from ledger_svc.instants import end_to_micros, from_micros, to_micros
 from ledger_svc.records import dump, load
 from ledger_svc.state import INCOMING, Change, FoundState, Landing, NothingChangedError, StateQuery, WorkingState
 from ledger_svc.store_sqlite.governance_reads import GovernanceReader
@@ -235,7 +235,7 @@ class StateLoader:
         )
         if row is None:
             return None
-        return StoredReply(project_id, caller, request_id, rpc, row[0], row[1], from_micros(row[2]))
+        return r.reply_of(project_id, (caller, rpc, request_id, *row))
 
     def _open_flags(self, family_id: str, branch: str) -> tuple[ReviewFlag, ...]:
         rows = self._db.execute(
@@ -327,11 +327,7 @@ class Persister:
             )
             self._many(
                 "INSERT INTO identity_keys (project_id, identity_key, family_id) VALUES (?, ?, ?)",
-                [
-                    (family.project_id, key, family.family_id)
-                    for key in dict.fromkeys((family.identity_key, *family.aliases))
-                    if key
-                ],
+                [(family.project_id, key, family.family_id) for key in family.keys],
             )
         self._many(_INSERT_REVISION, [r.revision_row(v) for v in change.revisions])
         self._exactly(
@@ -339,7 +335,7 @@ class Persister:
             "WHERE family_id = ? AND branch = ? AND opened_position = ? AND valid_from = ?",
             [
                 (
-                    FOREVER if row.recorded_to is None else to_micros(row.recorded_to),
+                    end_to_micros(row.recorded_to),
                     row.closed_position,
                     row.family_id,
                     row.branch,

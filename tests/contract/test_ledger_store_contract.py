@@ -43,6 +43,7 @@ from ledger_svc.service.admin import AdminService
 from ledger_svc.service.commands import Request
 from ledger_svc.service.context import Ledger, as_principal
 from ledger_svc.service.observations import ObservationService
+from ledger_svc.service.outbox import OutboxService
 from ledger_svc.service.proposals import Applied, EvidenceInput, ProposalService, Proposing
 from ledger_svc.service.standing import state_of_head
 from ledger_svc.state import BEGINNING, StateQuery, WorkingState
@@ -78,6 +79,7 @@ ADAPTERS: dict[str, Callable[[Path], Open]] = {
 DURABLE = ("sqlite-file", "neo4j")
 
 ROOT = Principal("local", "root", Kind.HUMAN, "", (grant("*", [Role.ADMIN]),))
+INDEXER = Principal("local", "indexer", Kind.SERVICE, "", (grant("*", [Role.ADMIN]),))
 ANA = Principal("local", "ana", Kind.HUMAN, "", (grant("*", [Role.PROPOSER]),))
 RUI = Principal("local", "rui", Kind.HUMAN, "", (grant("*", [Role.REVIEWER]),))
 
@@ -485,6 +487,20 @@ async def test_a_late_worker_cannot_touch_an_event_that_was_claimed_since(world:
     own = EventRef(current.id, current.fencing_token)
     assert await world.store.renew_leases([own], now, now + timedelta(seconds=60)) == []
     assert await world.store.ack_events([own], world.clock.now()) == []
+
+
+async def test_an_event_that_is_named_twice_is_one(world: World) -> None:
+    """I2, L16: acknowledging, failing or renewing an event twice in one call is doing it once, on every store."""
+    for title in ("acknowledged", "failed"):
+        await world.create(title)
+    first, second = [EventRef(event.id, event.fencing_token) for event in await _claim(world)]
+    outbox = OutboxService(world.ledger, asyncio.Event())
+    assert await outbox.renew(INDEXER, [first, first], timedelta(seconds=60)) == []
+    assert await outbox.ack(INDEXER, [first, first]) == []
+    assert await outbox.fail(INDEXER, [(second, "first reason"), (second, "second reason")]) == ([], [])
+    world.clock.advance(timedelta(minutes=10))
+    (again,) = await _claim(world)
+    assert (again.id, again.last_error, again.attempts) == (second.id, "second reason", 2)
 
 
 async def test_a_failing_event_backs_off_and_is_given_up_after_its_attempts(world: World) -> None:

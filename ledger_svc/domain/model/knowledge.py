@@ -101,6 +101,11 @@ class Family:
     aliases: tuple[str, ...] = field(default=(), metadata=AS_SET)
     """Further keys that lead to this family, unique among keys and aliases of the project."""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that leads to it, its own first; none twice."""
+        return tuple(dict.fromkeys(key for key in (self.identity_key, *self.aliases) if key))
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLink:
